@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -36,7 +36,7 @@ def best_s(run: Callable[..., object], *arguments: Any) -> float:
     return round(min(times), 4)
 
 
-def different_jobs(count: int, within: str) -> Instance:
+def different_jobs(count: int, within: Literal["fairness", "fifo"]) -> Instance:
     """Return jobs that are all different, of 1, 2 or 4 GPUs, in five teams, on three types of GPUs."""
     draw = random.Random(0)
     teams = {f"team{each}": Team(weight=1 + each, within=within) for each in range(5)}

@@ -97,7 +97,7 @@ class Compose:
         (self._folder / "requirements.txt").write_text("scikit-learn>=1.5\n")
         shutil.copytree(REPOSITORY / "dags", self._folder / "dags", dirs_exist_ok=True)
         uv = Path(sys.executable).with_name("uv")
-        wheel = [uv, "build", "--quiet", "--wheel", "--out-dir", self._folder, REPOSITORY]
+        wheel: list[str | Path] = [uv, "build", "--quiet", "--wheel", "--out-dir", self._folder, REPOSITORY]
         subprocess.run(wheel, check=True)
         self._env_file = folder / "env"
         passwords = folder / "passwords.json"

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -220,11 +221,11 @@ class Bench(Stack):
 
     def check_ledger(self):
         """Assert by the ledger that no GPU and no task had two processes at the same time."""
-        spans = {}
+        spans: dict[str, Any] = {}
         for beat in self.beats():
             span = spans.setdefault(beat["process"], [beat["at"], beat["at"], beat])
             span[1] = beat["at"]
-        owners = defaultdict(list)
+        owners: dict[Any, list[Any]] = defaultdict(list)
         for start, end, beat in spans.values():
             # What is left of a gang on a server that was cut off runs on beside the next one.
             gang = f"{beat['process'].split('-')[0]}.{beat['member']}" if beat["member"] else ""

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from typing import Any
 
 from tests.e2e.servers import SSHServer
 
@@ -65,6 +66,7 @@ class GangServers:
     """Several servers that reach each other and this machine; one key opens all."""
 
     make = GangServer
+    servers: list[Any]
 
     def __init__(self, home, count=4):
         self.home = home

@@ -16,7 +16,7 @@ class LingeringTrigger(TaskTrigger):
 
     async def run(self):
         if not STARTING.exists():
-            SSHLauncher.start = start_or_linger
+            SSHLauncher.start = start_or_linger  # type: ignore[method-assign]
         async for event in super().run():
             yield event
 

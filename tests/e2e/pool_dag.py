@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
+from tests.builders import present
+
 HOMES = ("airflow.example_dags", "airflow.providers.standard.example_dags")
 OPERATORS = {
     "BashOperator": "airflow.providers.standard.operators.bash",
@@ -47,14 +49,16 @@ def shapes():
     """Return calls of operators in the examples -> their task id; only those that end, of known names."""
     found = {}
     for home in HOMES:
-        for path in sorted(Path(find_spec(home).submodule_search_locations[0]).glob("*.py")):
+        for path in sorted(
+            Path(present(present(find_spec(home)).submodule_search_locations)[0]).glob("*.py")
+        ):
             source = path.read_text()
             for node in ast.walk(ast.parse(source)):
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                     continue
                 known = {*OPERATORS, *vars(builtins), "datetime", "timedelta", "os"}
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                segment = ast.get_source_segment(source, node)
+                segment = ast.get_source_segment(source, node) or ""
                 is_short = not any(word in segment for word in ("sleep", "exit ", ".plugins."))
                 if node.func.id in OPERATORS and names <= known and is_short:
                     given = {word.arg: ast.get_source_segment(source, word.value) for word in node.keywords}

@@ -9,6 +9,7 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ class SSHServer:
         self.home = home
         self.address = address
         self.port = port or free_ports(1)[0]
-        self.prefix = ()
+        self.prefix: tuple[str, ...] = ()
         self.key = home / "key"
         for name in ("key", "host_key"):
             subprocess.run(
@@ -42,7 +43,7 @@ class SSHServer:
                 else ""
             )
         )
-        self.process = None
+        self.process: Any = None
 
     def share_key(self, other):
         """Accept the key of another server, too, instead of one of its own."""
@@ -51,7 +52,7 @@ class SSHServer:
 
     def start(self):
         Path("/run/sshd").mkdir(exist_ok=True)
-        command = [*self.prefix, SSHD, "-D", "-e", "-f", str(self.home / "config")]
+        command = [*self.prefix, str(SSHD), "-D", "-e", "-f", str(self.home / "config")]
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
         wait_for(lambda: answers(self.port, self.address), 60.0, "sshd")
@@ -104,7 +105,7 @@ class Service:
             capture_output=True,
             text=True,
         ).stdout.strip()
-        self.process = None
+        self.process: Any = None
 
     _program = (sys.executable, "-m", "resource_manager.cli")
 
@@ -126,6 +127,8 @@ class Service:
 
 class _Mail(StreamRequestHandler):
     """One conversation in SMTP; the texts of its mails go into `server.mails`."""
+
+    server: Any
 
     def handle(self):
         self.wfile.write(b"220 here\r\n")
@@ -152,5 +155,5 @@ class MailServer(ThreadingTCPServer):
     def connection(self):
         """Airflow connection to this server."""
         plain = {"disable_ssl": True, "disable_tls": True, "from_email": "airflow@example.com"}
-        host, port = self.server_address
+        host, port = self.server_address[:2]
         return json.dumps({"conn_type": "smtp", "host": host, "port": port, "extra": plain})

@@ -213,7 +213,10 @@ def test_an_airflow_without_triggerer_reconciler_plugin_or_an_id_of_its_own(tmp_
         "GPU_MANAGER_INVENTORY": str(tmp_path / "cluster.toml"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(tmp_path / "plugins"),
     }
-    limits = {"start_timeout_s": 600.0 * TIMEOUT_FACTOR, "answer_timeout_s": 30.0 * TIMEOUT_FACTOR}
+    limits: dict[str, Any] = {
+        "start_timeout_s": 600.0 * TIMEOUT_FACTOR,
+        "answer_timeout_s": 30.0 * TIMEOUT_FACTOR,
+    }
     with Stack(tmp_path / "home", dags=dags, settings=settings, **limits) as stack:
         wait_for(lambda: stack.api.knows("gpu_reconcile"), 120.0, "the reading of the DAG")
         user, password = stack.api.login

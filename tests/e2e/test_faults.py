@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.builders import present
 from tests.e2e.bench import TIMEOUT_FACTOR, TTL_S, wait_for
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
@@ -100,7 +101,7 @@ def test_the_worker_of_a_job_is_killed_before_or_after_the_job(bench, place, pro
     noted = Path(f"{bench.ledger}-{place}")
     number = wait_for(lambda: noted.exists() and noted.read_text(), 180, f"lingering when {place}")
     task = psutil.Process(int(number))
-    for process in (task.parent(), task):
+    for process in (present(task.parent()), task):
         process.kill()
     if place == "asked":
         run.wait_until_deferred(try_number=2)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,10 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "first.py").write_text(dag)
-    limits = {"start_timeout_s": 600.0 * TIMEOUT_FACTOR, "answer_timeout_s": 30.0 * TIMEOUT_FACTOR}
+    limits: dict[str, Any] = {
+        "start_timeout_s": 600.0 * TIMEOUT_FACTOR,
+        "answer_timeout_s": 30.0 * TIMEOUT_FACTOR,
+    }
     with Stack(tmp_path / "home", dags=dags, settings=settings, **limits) as stack:
         run_id = stack.api.trigger("first_gpu_job")
         ended = ("success", "failed")

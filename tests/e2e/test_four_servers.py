@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class Commands:
 
 
 @pytest.fixture
-def commands(servers: Servers, tmp_path: Path, embedded_redis: RedisServer) -> Iterator[Commands]:
+def commands(servers: Servers, tmp_path: Path, embedded_redis: RedisServer) -> Commands:
     return Commands(servers, tmp_path, embedded_redis.fresh_url())
 
 

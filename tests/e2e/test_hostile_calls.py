@@ -7,6 +7,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,7 +34,9 @@ def test_a_minute_of_hostile_calls() -> None:
         for call in calls(rng):
             if time.monotonic() > ends_at:
                 break
-            request = {"headers": {k: v.encode("latin-1", "replace") for k, v in call.headers.items()}}
+            request: dict[str, Any] = {
+                "headers": {k: v.encode("latin-1", "replace") for k, v in call.headers.items()}
+            }
             answer = rng.choice(callers).request(call.method, call.path, content=call.body, **request)
             assert answer.status_code != 500, (call, answer.text[:500])
             assert "Traceback" not in answer.text

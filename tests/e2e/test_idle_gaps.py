@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_gpus_do_not_idle_between_five_hundred_short_jobs(bench, record_property
 
 def spans_of(beats):
     """Return first and last beat of each job by its GPU, in the order of time."""
-    jobs = {}
+    jobs: dict[str, Any] = {}
     for beat in beats:
         job = jobs.setdefault(beat["process"], [beat["at"], beat["at"], beat["gpus"]])
         job[1] = beat["at"]
@@ -70,7 +71,8 @@ def spans_of(beats):
 
 def check_worker_runs(lines, run_id):
     """Assert that a worker ran twice for each task that needed one try: it asked, and it collected."""
-    runs, tries = defaultdict(list), defaultdict(int)
+    runs: dict[str, list[Any]] = defaultdict(list)
+    tries: dict[str, int] = defaultdict(int)
     for own, task, number, method in map(str.split, lines):
         if own == run_id:
             runs[task].append(method)

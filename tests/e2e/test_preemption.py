@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def of(run, changes):
 
 def check_history(bench):
     """Assert that every GPU was released before it was granted again."""
-    holders = {}
+    holders: dict[str, Any] = {}
     for change in history(bench, Granted, Released, Expired):
         if isinstance(change, Granted):
             gpus = {(member.node, gpu) for member in change.lease.members for gpu in member.gpu_ids}

@@ -31,10 +31,10 @@ def docker(*arguments: str) -> str:
 
 
 def has_base() -> bool:
-    found = shutil.which("docker") and subprocess.run(
-        ["docker", "image", "inspect", BASE], capture_output=True, check=False
-    )
-    return bool(found) and found.returncode == 0
+    if shutil.which("docker") is None:
+        return False
+    inspected = subprocess.run(["docker", "image", "inspect", BASE], capture_output=True, check=False)
+    return inspected.returncode == 0
 
 
 pytestmark = [

@@ -30,7 +30,8 @@ from resource_manager.scheduling.accounting.decayed_use import (
     level_fair_shares,
 )
 from tests.eventually import wait_for
-from tests.sql_servers import MariaDB, free_port
+from tests.faults.redis_servers import free_port
+from tests.sql_servers import MariaDB
 
 pytestmark = pytest.mark.e2e
 

@@ -157,7 +157,7 @@ def older_python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    pinned = ["--constraint", folder / "tree" / "requirements" / "dev.lock"]
+    pinned = ["--constraint", str(folder / "tree" / "requirements" / "dev.lock")]
     what = f"{folder / 'tree'}[api,redis,sql]"
     subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, *pinned, what], check=True)
     return python

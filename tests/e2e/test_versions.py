@@ -7,6 +7,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.builders import present
 from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
 from tests.e2e.plugin import assert_loaded_once
 
@@ -53,7 +54,7 @@ def test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it(ben
     trains = bench.run("lingering_job", linger="asked")
     noted = bench.ledger.with_name("beats-asked")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), 180, "lingering")))
-    for process in (task.parent(), task):
+    for process in (present(task.parent()), task):
         process.kill()
     waits = bench.run("local_job", seconds=1)
     waits.wait_until_waiting()

@@ -4,6 +4,7 @@ import os
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytest
 import redis
@@ -104,7 +105,7 @@ def test_mapped_tasks_that_wait_cost_no_slot_and_three_connections(bench, record
 
 def started_at(run):
     """Return when Airflow started each of the mapped tasks, by map index, in seconds since the epoch."""
-    found = {}
+    found: dict[str, Any] = {}
     while len(found) < WAITING:
         tasks = run.bench.api.call("GET", f"{run.path}/taskInstances?limit=50&offset={len(found)}")
         for task in tasks["task_instances"]:

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from resource_manager.cli import main
+from tests.builders import present
 from tests.e2e import pool_dag
 from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
 from tests.e2e.servers import ssh_server
@@ -86,7 +87,7 @@ def kill_the_worker(bench, run):
     """Kill the task of the first try and its supervisor."""
     noted = Path(f"{bench.ledger}-worker-{run.run_id}")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), what="the worker")))
-    for process in (task.parent(), task):
+    for process in (present(task.parent()), task):
         process.kill()
 
 

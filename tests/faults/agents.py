@@ -385,8 +385,8 @@ def run_course(seed: int, folder: Path, *, bug: str = "") -> Outcome:
     url = f"sqlite:///{folder}/state.db" if server is None else f"unix://{server.socket}?namespace=n"
     if bug:
         BUGS[bug]()
-    usual = agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S
-    agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S = 5.0, 3.0
+    usual = agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S  # type: ignore[attr-defined]
+    agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S = 5.0, 3.0  # type: ignore[attr-defined]
     try:
         course = Course(seed, folder, url, bug)
         try:
@@ -394,6 +394,6 @@ def run_course(seed: int, folder: Path, *, bug: str = "") -> Outcome:
         finally:
             course.close()
     finally:
-        agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S = usual
+        agent.ANSWER_TIMEOUT_S, job_board.STOPPED_S = usual  # type: ignore[attr-defined]
         if server is not None:
             server.kill()

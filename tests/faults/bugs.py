@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Released
+from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.preemption import victim_right
+from resource_manager.scheduling.preemption.requeueing import requeued
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock
@@ -28,7 +29,7 @@ def no_version_check() -> None:
         text = load(*names).text
         return client.Script(text.replace("if version ~= expected then", "if false then"))
 
-    redis_store.load_script = careless  # type: ignore[attr-defined]
+    redis_store.load_script = careless  # type: ignore[assignment, attr-defined]
 
 
 def no_lock() -> None:
@@ -69,17 +70,17 @@ def no_remainder() -> None:
 
 def lost_victim() -> None:
     """The request of a preempted lease is not pending again."""
-    lease_steps.requeued = lambda cluster, lease, outcome, now: []
+    lease_steps.requeued = lambda cluster, lease, outcome, now: []  # type: ignore[attr-defined]
 
 
 def victim_last() -> None:
     """The request of a preempted lease waits behind all others."""
-    requeued = lease_steps.requeued
 
     def late(cluster: Any, lease: Any, outcome: str, now: float) -> Any:
-        return [replace(queued, queued_at=now) for queued in requeued(cluster, lease, outcome, now)]
+        again = requeued(cluster, lease, outcome, now)
+        return [replace(each, queued_at=now) for each in again if isinstance(each, Queued)]
 
-    lease_steps.requeued = late
+    lease_steps.requeued = late  # type: ignore[attr-defined]
 
 
 def forgotten_restart() -> None:
@@ -89,7 +90,7 @@ def forgotten_restart() -> None:
     def careless(cluster: Any, request: Any, *arguments: Any) -> Any:
         return grant(cluster, replace(request, labels={}), *arguments)
 
-    allocator.grant = careless
+    allocator.grant = careless  # type: ignore[assignment]
 
 
 def no_right() -> None:
@@ -126,9 +127,9 @@ def expired_job() -> None:
 
 def absent_elsewhere() -> None:
     """Whoever looks for a job looks in a folder of their own, and takes what is not there for gone."""
-    from resource_manager.jobs import reconcile
+    from resource_manager.jobs.gang_job import GangJob
 
-    reconcile.GangJob.of = classmethod(lambda cls, entry: None)  # type: ignore[method-assign, assignment]
+    GangJob.of = classmethod(lambda cls, entry: None)  # type: ignore[method-assign, assignment]
     release_of_anybody()
 
 

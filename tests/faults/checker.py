@@ -483,10 +483,10 @@ def _explained(
     return True
 
 
-def _somewhere_absent(spans: Iterable[Sequence[int]], first: int, last: int) -> bool:
+def _somewhere_absent(spans: Iterable[list[int] | tuple[int, ...]], first: int, last: int) -> bool:
     """Return True if a state from `first` to `last` lies in none of the spans."""
     at = first
-    for begin, end in sorted(spans):
+    for begin, end in sorted(map(tuple, spans)):
         if begin <= at < end:
             at = end
     return at <= last

@@ -80,7 +80,7 @@ class CommitPoint:
                 self._reach("sent")
             return inner(this, message, key)
 
-        TaskAccess._send = send  # type: ignore[method-assign]
+        TaskAccess._send = send  # type: ignore[assignment, method-assign]
 
     def _surround(
         self,

@@ -51,7 +51,7 @@ def what_is_missing() -> str:
     return "" if tried.returncode == 0 else "needs the right to make namespaces"
 
 
-class Machine(GangServer):  # type: ignore[misc]  # the servers of the end-to-end tests are not typed
+class Machine(GangServer):  # the servers of the end-to-end tests are not typed
     """One server: `alive` until it dies; `run` and `spawn` start programs on it."""
 
     home: Path
@@ -106,7 +106,7 @@ class Machine(GangServer):  # type: ignore[misc]  # the servers of the end-to-en
         self.boot()
 
 
-class Machines(GangServers):  # type: ignore[misc]
+class Machines(GangServers):
     """Several such servers, reached from here at their addresses; `store_address` is this side's."""
 
     servers: list[Machine]
@@ -161,9 +161,9 @@ class Program:
     def pid(self) -> int:
         if not self._is_wrapped:
             return self._process.pid
-        found: list[psutil.Process] = []
-        wait_for(lambda: found.extend(psutil.Process(self._process.pid).children()) or found)
-        return found[0].pid
+        wrapper = psutil.Process(self._process.pid)
+        wait_for(wrapper.children)
+        return wrapper.children()[0].pid
 
     @property
     def exit_code(self) -> int | None:

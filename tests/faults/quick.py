@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resource_manager.cli import attended, by_hand, main, session, signals, waiting
+from resource_manager.cli import attended, by_hand, job_commands, main, session, signals, waiting
 from resource_manager.jobs.launchers import LauncherError, directory_launcher, terminal
 
 TTL_S = 6.0
@@ -26,12 +26,12 @@ def shorten() -> None:
     attended.TTL_S = TTL_S
     attended.SIGN_EVERY_S = attended.RENEW_EVERY_S = TTL_S / 4
     attended.ASK_EVERY_S = TTL_S / 12
-    attended.LOOK_EVERY_S = by_hand.LOOK_EVERY_S = waiting.LOOK_EVERY_S = 0.2
+    attended.LOOK_EVERY_S = job_commands.LOOK_EVERY_S = waiting.LOOK_EVERY_S = 0.2
     by_hand.LOOK_AGAIN_S = 0.5
     attended.GRACE_S = 2.0
     attended.PREEMPT_STEP_S = 1.0
     session.GIVE_BACK_S = signals.PROMPT_S = 3.0
-    directory_launcher.ANSWER_TIMEOUT_S = TTL_S
+    directory_launcher.ANSWER_TIMEOUT_S = TTL_S  # type: ignore[attr-defined]
     terminal.SSH_OPTIONS = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4")
 
 
@@ -57,11 +57,10 @@ def wait_at(gate: Path) -> None:
 
 def become(user: str) -> None:
     """Go on as another account, with all modules loaded: it may not read those of this one."""
+    import resource_manager.jobs.reconcile  # noqa: F401
     from resource_manager import GPUResourceManager
-    from resource_manager.jobs.reconcile import reconcile
     from resource_manager.jobs.running_job import RunningJob
 
-    assert reconcile
     with GPUResourceManager() as manager:
         for lease in manager.leases():
             for job in RunningJob.all_of(lease):

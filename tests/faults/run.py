@@ -30,6 +30,7 @@ from resource_manager.storage.codec import change_to_dict
 from tests.builders import redefine
 from tests.faults import agents, airflow_on_postgres, gpus, machines, namespaces, terminals
 from tests.faults.access_paths import ACCESS_PATHS
+from tests.faults.agent_servers import AgentServer
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS, OF_AGENTS, OF_PREEMPTION, OF_TERMINALS
 from tests.faults.checker import SWEPT, Operation, check, check_older, read_records
@@ -314,7 +315,7 @@ def _setting_of(seed: int, **options: object) -> str:
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken with no bug."""
-    preload = [main.__module__, agents.AgentServer.__module__]
+    preload = [main.__module__, AgentServer.__module__]
     if issubclass(SETTINGS.get(str(options.get("setting")), OneRedis), Variables):
         preload += airflow_on_postgres.PRELOAD
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
@@ -367,11 +368,11 @@ def servers_of(setting: str) -> Iterator[None]:
     Variables.postgres = Postgres()
     try:
         with ExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            environment = airflow_on_postgres.airflow_on(Variables.postgres, home)
+            airflow_home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            environment = airflow_on_postgres.airflow_on(Variables.postgres, airflow_home)
             os.environ.update(environment)
             if setting == Tasks.name:
-                Tasks.airflow = stack.enter_context(Airflow(home, environment))
+                Tasks.airflow = stack.enter_context(Airflow(airflow_home, environment))
             yield
     finally:
         Variables.postgres.stop()

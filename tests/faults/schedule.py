@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -143,7 +144,7 @@ class Schedule:
 
     def open_servers(self) -> None:
         for server in inventory():
-            self.insist(lambda manager, name=server.name: manager.resume(name))
+            self.insist(methodcaller("resume", server.name))
 
     def do_newer_change(self) -> None:
         """A newer process writes what the older build does not know; that one is upgraded a little later."""

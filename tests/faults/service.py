@@ -13,6 +13,7 @@ from tests.faults.worker import die_with_parent
 if __name__ == "__main__":
     halts_at, halts, stop, *arguments = sys.argv[1:]
     if (at := json.loads(halts_at)) is not None:
-        CommitPoint(*at, Path(halts), Path(stop)).arm_redis()
+        point, number, sleep_s = at
+        CommitPoint(point, number, sleep_s, Path(halts), Path(stop)).arm_redis()
     die_with_parent()
     main(arguments)

@@ -173,7 +173,14 @@ class Namespaces(OneRedis):
     """Three network namespaces with the workers in them, joined to Redis by links that can be hurt."""
 
     name = "namespaces"
-    kinds = (*PROCESSES, "restart redis", "stop redis", "link down", "link down", "packet loss")
+    kinds: tuple[str, ...] = (
+        *PROCESSES,
+        "restart redis",
+        "stop redis",
+        "link down",
+        "link down",
+        "packet loss",
+    )
     redis_options = (*DISK, "bind 0.0.0.0", "protected-mode no")
 
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
@@ -320,7 +327,7 @@ class OnSQLite(OneRedis):
         self.rng = rng
         self.clock = ShiftedClock() if CLOCK else None
         if self.clock is not None:  # that of this machine
-            sqlite.time = time_shifted_by(self.clock.file)  # type: ignore[assignment]
+            sqlite.time = time_shifted_by(self.clock.file)  # type: ignore[assignment, attr-defined]
         self.file = folder / "state.db"
         self.services = []
         self.proxies = []

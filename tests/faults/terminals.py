@@ -208,7 +208,7 @@ class Course:
     def _kill_server(self) -> bool:
         if (machine := self._some_server()) is not None:
             machine.die()
-            self._after(self.rng.uniform(0.5, 8.0), lambda: machine.alive or machine.boot())
+            self._after(self.rng.uniform(0.5, 8.0), lambda: None if machine.alive else machine.boot())
         return machine is not None
 
     def _stop_store(self) -> bool:

@@ -194,7 +194,7 @@ def test_jobs_that_an_upgrade_or_a_restore_met_may_need_another_try() -> None:
 
 def test_a_gpu_that_was_opened_again_may_be_granted() -> None:
     closed = GpuClosed("gpu-03", 0, "", "rogue process", 120.0)
-    ends = [granted("x", 4, 122.0, "gpu-03"), released("x", 4, 123.0)]
+    ends: list[Change] = [granted("x", 4, 122.0, "gpu-03"), released("x", 4, 123.0)]
     assert broken(replace(GOOD, changes=[*GOOD.changes, closed, *ends])) != []
     assert broken(replace(GOOD, changes=[*GOOD.changes, closed, GpuOpened("gpu-03", 0, 121.0), *ends])) == []
 
@@ -232,7 +232,9 @@ def look(at: float, kind: str, **bounds: float) -> Look:
     return Look(at, "job_001", 0, kind, "why", **bounds)
 
 
-WAITED = replace(GOOD.changes[2], lease=replace(GOOD.changes[2].lease, queued_at=102.0, granted_at=124.0))  # type: ignore[union-attr]
+GRANTED = GOOD.changes[2]
+assert isinstance(GRANTED, Granted)
+WAITED = replace(GRANTED, lease=replace(GRANTED.lease, queued_at=102.0, granted_at=124.0))
 """Grant of GPUs that are free from 112.0 to a job that waits from 102.0, at 124.0."""
 
 
@@ -271,8 +273,11 @@ def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:
 
 
 def test_a_job_that_waits_again_did_not_wait_while_it_ran() -> None:
-    preempted = [granted("job_001", 5, 90.0, "gpu-07"), released("job_001", 5, 123.0, Outcome.PREEMPTED)]
-    changes = [*preempted[:1], *GOOD.changes[:2], *preempted[1:], WAITED]
+    before, preempted = (
+        granted("job_001", 5, 90.0, "gpu-07"),
+        released("job_001", 5, 123.0, Outcome.PREEMPTED),
+    )
+    changes = [before, *GOOD.changes[:2], preempted, WAITED]
     *_, gap = gaps(replace(GOOD, changes=changes), spans(changes))
     assert (gap.begin, gap.end) == (123.0, 124.0)
 
@@ -289,8 +294,9 @@ def test_first_estimates_are_counted_with_bounds_or_without() -> None:
 
 def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:
     names = {"hand:a@b/1f": "hand:day/0/job_007"}
-    changes = [granted("x", 1, 1.0), Released("hand:a@b/1f", 1, 2.0)]
-    changes[0] = replace(changes[0], lease=replace(changes[0].lease, request=Request("hand:a@b/1f", 2)))
+    begin = granted("x", 1, 1.0)
+    begin = replace(begin, lease=replace(begin.lease, request=Request("hand:a@b/1f", 2)))
+    changes = (begin, Released("hand:a@b/1f", 1, 2.0))
     [span] = spans([renamed(change, names) for change in changes])
     assert (span.name, span.end) == ("job_007", 2.0)
 

@@ -294,7 +294,7 @@ def test_a_wait_in_the_queue_has_no_complaint() -> None:
     full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), released("b", 1, 4, 5)]
     operations.append(Operation("s", "status", "a", 6, {}, 7, told("a", 6, 7, a).answer))
-    changes = [Granted(full, 0), Queued(REQUEST, 2, 1, 2), Released("b", 1, 4), Granted(a, 4)]
+    changes: list[Change] = [Granted(full, 0), Queued(REQUEST, 2, 1, 2), Released("b", 1, 4), Granted(a, 4)]
     assert complaints(operations, changes) == []
 
 
@@ -302,7 +302,7 @@ def test_a_grant_from_the_queue_after_its_cancellation_is_found() -> None:
     full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("cancel", 4, 5, "cancelled")]
     operations.append(released("b", 1, 6, 7))
-    changes = [
+    changes: list[Change] = [
         Granted(full, 0),
         Queued(REQUEST, 2, 1, 2),
         Cancelled("a", 4),
@@ -358,7 +358,8 @@ PREEMPTED: list[Change] = [
 
 def followed(changes: list[Change]) -> list[str]:
     """Return what the changes break of the promises to preempted leases."""
-    cluster, preemptions, found = ClusterState(default_inventory(1)), Preemptions(), []
+    cluster, preemptions = ClusterState(default_inventory(1)), Preemptions()
+    found: list[str] = []
     for change in changes:
         found += preemptions.follow(cluster, change)
         cluster.apply(change)
@@ -426,7 +427,9 @@ def test_a_lease_taken_of_a_team_inside_its_guarantee_is_found(
 
 
 def test_a_preemption_that_is_taken_back_from_who_waits_is_found() -> None:
-    back = replace(PREEMPTED[2], preemptor="")
+    preempting = PREEMPTED[2]
+    assert isinstance(preempting, Preempting)
+    back = replace(preempting, preemptor="")
     assert "is taken back, and p waits" in followed([*PREEMPTED[:3], back])[0]
     assert "it is not preempted" in followed([*PREEMPTED[:2], back])[0]
     assert followed([*PREEMPTED[:3], Cancelled("p", 4), back]) == []
@@ -487,7 +490,7 @@ def test_a_gang_whose_members_end_one_by_one_has_no_complaint() -> None:
         released("g", 1, 10, 11),
         released("g", 1, 12, 13, "gone"),
     ]
-    changes = [Granted(g, 0), ended(0, at=3), Granted(again, 6), ended(1, at=10)]
+    changes: list[Change] = [Granted(g, 0), ended(0, at=3), Granted(again, 6), ended(1, at=10)]
     assert complaints(operations, changes, servers=2) == []
 
 

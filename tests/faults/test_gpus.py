@@ -8,7 +8,7 @@ import pytest
 
 from resource_manager import MemoryStore
 from resource_manager.core import gpu_state, leased_nodes
-from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, InventoryChanged, Released
+from resource_manager.core.changes import AgentSeen, Change, GpuClosed, Granted, InventoryChanged, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
@@ -152,7 +152,7 @@ def lease(token: int, gpu_id: int) -> Granted:
 
 
 def test_what_the_checker_complains_of() -> None:
-    history = [
+    history: list[tuple[int, Change]] = [
         (1, AgentSeen("s0", 0.0)),
         (2, lease(1, 0)),
         (3, Released("t1", 1, 1.0)),

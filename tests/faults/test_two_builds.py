@@ -16,6 +16,7 @@ import resource_manager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
+from tests.builders import granted_lease
 from tests.faults.older_build import older_build
 
 CALLS = """\
@@ -131,7 +132,7 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
         assert kept["expires_at"] >= first["expires_at"]
         assert "no live lease" in old.refusal("renew", "of old", fencing_token=99)
         assert old.call("release_resources", "third", fencing_token=99) is False
-        third = new.named("third")["fencing_token"]
+        third = granted_lease(new.named("third"))["fencing_token"]
         with running(older, url) as newcomer:
             assert newcomer.call("release_resources", "third", fencing_token=third)
         made = [change["change"] for change in new.history(before[-1]["version"])]

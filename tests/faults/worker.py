@@ -468,7 +468,7 @@ def main(assignment: Assignment) -> None:
     if assignment.clock:
         from resource_manager.storage.sql import sqlite
 
-        sqlite.time = time_shifted_by(Path(assignment.clock))  # type: ignore[assignment]
+        sqlite.time = time_shifted_by(Path(assignment.clock))  # type: ignore[assignment, attr-defined]
     if assignment.halts_at is not None:
         from tests.faults.commit_points import CommitPoint
 

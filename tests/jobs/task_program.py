@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     try:  # since 3.2
         from airflow.sdk.exceptions import TaskDeferred
     except ImportError:
-        from airflow.exceptions import TaskDeferred
+        from airflow.exceptions import TaskDeferred  # type: ignore[no-redef]
     from airflow.sdk import Variable
 
     from resource_manager.airflow import shared_manager, task_results
@@ -60,19 +60,19 @@ def shorten_airflow() -> None:
     base.MIN_DEFERRAL_S, base.POLL_S = 0.0, 0.1
     base.OUTAGE_POLL_S = shared_manager.RETRY_S = 0.5
     job_watch.LOOK_S = 1.0
-    base.is_wanted = task_lease.is_wanted = lambda identity: True
+    base.is_wanted = task_lease.is_wanted = lambda identity: True  # type: ignore[attr-defined]
     member_watch.READ_S = 0.3
     shared_manager.PAUSE_S, shared_manager.EXPIRE_EVERY_S = 0.1, 0.5
     plain_ssh.CONNECT_TIMEOUT_S = 2.0
 
-    async def note(identity: TaskIdentity, key: str, value: Any) -> None:
-        _file(key).write_text(json.dumps(value))
+    async def set_xcom(key: str, value: Any, **task_instance: Any) -> None:
+        push(key, value)
 
-    async def noted(identity: TaskIdentity, key: str) -> Any:
+    async def get_xcom(key: str, **task_instance: Any) -> Any:
         return json.loads(_file(key).read_text()) if _file(key).exists() else None
 
-    notes.note, notes.noted = note, noted
-    task_results.CurrentAccess = Variables  # type: ignore[misc, assignment]
+    notes.set_xcom, notes.get_xcom = set_xcom, get_xcom  # type: ignore[attr-defined]
+    task_results.CurrentAccess = Variables  # type: ignore[assignment, attr-defined]
     Variable.delete = lambda key: _file(key).unlink()  # type: ignore[method-assign]
 
 
@@ -93,13 +93,13 @@ def hold_starts() -> None:
     if not gate:
         return
     for launcher in (LocalLauncher, SSHLauncher):
-        launcher.start = held_at(Path(gate), launcher.start)  # type: ignore[attr-defined]
+        launcher.start = held_at(Path(gate), launcher.start)  # type: ignore[method-assign]
 
 
-def held_at(gate: Path, start: Callable[..., None]) -> Callable[..., None]:
-    def held(*arguments: Any) -> None:
+def held_at(gate: Path, start: Callable[..., bool]) -> Callable[..., bool]:
+    def held(*arguments: Any) -> bool:
         wait_at(gate)
-        start(*arguments)
+        return start(*arguments)
 
     return held
 

@@ -2,15 +2,17 @@
 
 import json
 import threading
+import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import main, reconciling
+from resource_manager.cli import main
 from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError, NextTries
 from resource_manager.jobs.task_identity import MAX_NAMES_LENGTH, TaskIdentity, runs_and_tasks
 from tests.builders import node
@@ -21,6 +23,7 @@ NOTHING = {"actions": [], "other_instances": 0}
 class Airflow(BaseHTTPRequestHandler):
     """HTTP handler that answers like Airflow 3.3."""
 
+    server: Any
     TASKS = "/api/v2/dags/d/dagRuns/r%2B1/taskInstances"
 
     def do_POST(self):
@@ -91,7 +94,8 @@ class Airflow(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def airflow():
-    with HTTPServer(("127.0.0.1", 0), Airflow) as server:
+    api: Any = HTTPServer(("127.0.0.1", 0), Airflow)
+    with api as server:
         server.logins, server.token = 0, "token-1"
         server.patched, server.patch_status, server.user = [], 200, "ada"
         server.lists, server.list_status, server.reads = 0, 200, []
@@ -173,7 +177,7 @@ def test_a_wrong_address_or_login_is_not_taken_for_a_missing_task(airflow):
 
 
 def test_the_command_tries_again_if_airflow_does_not_answer(airflow, monkeypatch):
-    naps, sleep = [], reconciling.time.sleep
+    naps, sleep = [], time.sleep
 
     def nap(seconds):
         if seconds != 7.0:
@@ -184,7 +188,7 @@ def test_the_command_tries_again_if_airflow_does_not_answer(airflow, monkeypatch
         if len(naps) == 2:
             raise SystemExit(0)
 
-    monkeypatch.setattr(reconciling.time, "sleep", nap)
+    monkeypatch.setattr(time, "sleep", nap)
     airflow.token = None
     words = ["--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p"]
     done = CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words, "--every", "7", "--json"])

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,10 @@ def output(gang: GangJob) -> str:
     return LocalLauncher().logs(gang.jobs[0].key)[0]
 
 
+def has_stepped(gang: GangJob) -> bool:
+    return output(gang).count("step") >= 3
+
+
 @pytest.mark.parametrize("signal_name", ["TERM", "USR2"])
 def test_ten_preemptions_lose_no_step(manager: GPUResourceManager, signal_name: str) -> None:
     steps: list[int] = []
@@ -105,7 +110,7 @@ def test_ten_preemptions_lose_no_step(manager: GPUResourceManager, signal_name: 
         allocation = train(manager, signal_name=signal_name)
         assert restarts_of(allocation["labels"]) == number
         gang = start(allocation, TRAINING, "100000")
-        wait_for(lambda gang=gang: output(gang).count("step") >= 3)
+        wait_for(partial(has_stepped, gang))
         taken = preempt(manager, number)
         done = ended(taken, gang)
         assert [status.exit_code for status in done.statuses.values()] == [3]

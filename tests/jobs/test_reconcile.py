@@ -1,5 +1,6 @@
 """Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
+import time
 from time import time as real_time
 
 import pytest
@@ -234,7 +235,7 @@ def take(manager):
 
 def overdue(manager, monkeypatch):
     """Let the clock of the reconciler be an hour ahead."""
-    monkeypatch.setattr(reconcile_module.time, "time", lambda: real_time() + 3600.0)
+    monkeypatch.setattr(time, "time", lambda: real_time() + 3600.0)
 
 
 def test_a_preempted_job_whose_operator_is_gone_is_ended_and_queued_again(manager, take, monkeypatch):

@@ -25,6 +25,9 @@ class States:
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         return {RUNS}.intersection(identities)
 
+    def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
+        return run_id == RUNS.run_id
+
 
 def job_of(identity: TaskIdentity, number: int, key: str = "") -> SlurmJob:
     told = slurm_job(number, time.time(), labels=identity.labels)

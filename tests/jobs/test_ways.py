@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import psutil
 import pytest
@@ -62,11 +63,11 @@ def lease_around(site: Site, *, attempt: int = 1, **more: str) -> Program:
     return site.spawn(*site.job, machine=site.machine, **own)
 
 
-def hold(site: Site, *, attempt: int = 1, **more: str) -> Program:
+def hold(site: Site, *, attempt: int = 1, **more: Any) -> Program:
     return site.gpu_manager("hold", "--gpus", "2", "--for", f"{site.settled_s:g}s", **more)
 
 
-def by_rest(site: Site, *, attempt: int = 1, **more: str) -> Program:
+def by_rest(site: Site, *, attempt: int = 1, **more: Any) -> Program:
     url = site.serve()
     return site.spawn(*python("-m", "tests.jobs.rest_program", url, *site.job), **more)
 
@@ -593,7 +594,7 @@ def playing(
 def chosen(request: pytest.FixtureRequest, *, here: bool) -> list[Key]:
     """Return the cells among the tests of this session."""
     return [
-        (item.originalname, *item.callspec.params.values())
+        (item.originalname, str(item.callspec.params["way"]), str(item.callspec.params["fault"]))
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and item.originalname in PLAYS

@@ -1,12 +1,13 @@
 """Tasks whose jobs Slurm places: one with a command of the run's configuration, and many mapped ones."""
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG
 
 from resource_manager.airflow import GPUTrainingOperator
 
-ON_SLURM = {
+ON_SLURM: dict[str, Any] = {
     "launcher": "slurm",
     "retries": 1,
     "retry_delay": timedelta(seconds=1),

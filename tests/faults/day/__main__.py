@@ -43,7 +43,7 @@ CONFIRMATION_S = 30
 """Time for which owners confirm their leases after the fail-over."""
 
 
-class Day(Bench):  # type: ignore[misc]  # the benches of the end-to-end tests are not typed
+class Day(Bench):  # the benches of the end-to-end tests are not typed
     """Airflow with the day's jobs on a fleet, a service, and a Redis that fails over."""
 
     def __init__(
@@ -133,7 +133,7 @@ def _seconds(moment: str | None) -> float:
 def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
     """Run the day; return what is known of it at its end."""
     fleet, postgres = Fleet(home / "fleet"), Postgres()
-    service = Service(home / "service")  # type: ignore[no-untyped-call]
+    service = Service(home / "service")
     kept = TokenFile(service.tokens)
     service.token = tokens.create(kept, "airflow of the day", Role.USER, run_jobs=True)
     person = tokens.create(kept, "ada", Role.USER, run_jobs=True)
@@ -149,7 +149,7 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
             rules = home / "teams.toml"
             rules.write_text(plan.TEAMS)
             redefine(day.manager, teams=load_teams(rules))
-            service.start(day)  # type: ignore[no-untyped-call]
+            service.start(day)
             day.switch_the_reconciler_on()
             fleet.start(service.url)
             wait_until(

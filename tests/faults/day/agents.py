@@ -126,7 +126,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     folder, url, *servers = sys.argv[1:]
-    sending.RunningProbe = lambda: _probes[threading.get_ident()]  # type: ignore[assignment, misc]
+    sending.RunningProbe = lambda: _probes[threading.get_ident()]  # type: ignore[assignment, attr-defined, return-value]
     for number in map(int, servers):
         serve(number, Path(folder) / name_of(number), url)
     threading.Event().wait()

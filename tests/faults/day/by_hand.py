@@ -213,7 +213,7 @@ def renamed(change: Change, names: Mapping[str, str]) -> Change:
     if isinstance(change, Queued):
         own = change.request.lease_id
         return replace(change, request=change.request.for_task(names.get(own, own)))
+    unnamed: Any = change
     if "lease_id" in {each.name for each in fields(change)}:  # that of an announcement is its request's
-        own = change.lease_id  # type: ignore[union-attr]
-        return replace(change, lease_id=names.get(own, own))  # type: ignore[call-arg]
-    return change
+        unnamed = replace(unnamed, lease_id=names.get(unnamed.lease_id, unnamed.lease_id))
+    return unnamed

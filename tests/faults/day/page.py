@@ -155,7 +155,9 @@ def _longest(found: Evidence, held: Sequence[Span]) -> Table:
     waits = sorted(
         ((max(_waits(held, job.name), default=0.0), job) for job in found.jobs), key=lambda each: -each[0]
     )
-    rows = [[job.name, job.team, job.priority, job.nodes * job.gpus, wait] for wait, job in waits[:LONGEST]]
+    rows: list[list[Cell]] = [
+        [job.name, job.team, job.priority, job.nodes * job.gpus, wait] for wait, job in waits[:LONGEST]
+    ]
     columns = [
         Column("job", "text"),
         Column("team", "text"),

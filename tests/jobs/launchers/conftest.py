@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 import warnings
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,14 @@ class Board:
         self.orders = {}
 
     def order_job(self, server, key, order):
+        rank = re.search(r"-(\d+)(\.\d+)?$", key)
+        assert rank is not None
         number = f"{time.monotonic_ns():020d}"
         self.orders[key] = {
             **order,
             "n": number,
             "key": key,
-            "token": int(re.search(r"-(\d+)(\.\d+)?$", key)[1]),
+            "token": int(rank[1]),
             "user": self.jobs.user,
         }
         jobs = list(self.orders.values())
@@ -64,6 +67,7 @@ class Board:
     ]
 )
 def launcher(request, tmp_path, monkeypatch):
+    launcher: Any = None
     if request.param == "local":
         yield LocalLauncher(str(tmp_path))
         return
@@ -93,7 +97,7 @@ def launcher(request, tmp_path, monkeypatch):
         else:
             if shutil.which("docker") is None:
                 pytest.skip("needs a Docker engine with the image python:3.11-slim")
-            launcher, reason = None, ""
+            reason = ""
             try:
                 launcher = open_at(JobPlace("docker"))
             except LauncherUnreachableError as error:

@@ -7,6 +7,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -242,7 +243,7 @@ def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatc
         config.write("ForceCommand printf 'wel\\377come\\nto'; eval \"$SSH_ORIGINAL_COMMAND\"\n")
     server.start()
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
-    launcher = open_at(JobPlace("ssh", f"127.0.0.1:{server.port}", "test_ssh"))
+    launcher: Any = open_at(JobPlace("ssh", f"127.0.0.1:{server.port}", "test_ssh"))
     launcher.root = str(tmp_path)
     try:
         assert launcher.status("j") == JobStatus(JobState.ABSENT)
@@ -254,7 +255,7 @@ def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatc
 @pytest.mark.e2e
 def test_a_job_outlives_an_unreachable_server(ssh_server, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", ssh_server.connection)
-    launcher = open_at(JobPlace("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh"))
+    launcher: Any = open_at(JobPlace("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh"))
     launcher.root = str(tmp_path)
     started = Job("outlives", ("/bin/sh", "-c", "sleep 3; echo end"))
     launcher.start(started)

@@ -2,7 +2,7 @@
 
 import shlex
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -11,6 +11,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs.launchers import Job, LauncherError, build_docker_cmd
 from resource_manager.jobs.launchers.devices import VISIBLE_DEVICES, device_environment, job_environment
 from resource_manager.manager.cluster_file.servers import Vendor
+from tests.builders import granted_lease
 
 
 def test_whole_gpus_of_every_vendor():
@@ -39,7 +40,7 @@ PINNED = [
 )
 def test_pinned_gpus_are_named_by_uuid_also_in_a_container(asked, uuids, numbers):
     with GPUResourceManager.from_url("memory://", inventory=PINNED) as manager:
-        allocation = manager.submit("t", **asked)
+        allocation = granted_lease(manager.submit("t", **asked))
     assert (",".join(allocation["gpu_uuids"]), allocation["gpu_devices"]) == (uuids, numbers)
     assert allocation["members"][0]["gpu_uuids"] == allocation["gpu_uuids"]
     job = Job("k", ("true",), gpu_ids=(*allocation["gpu_ids"],), gpu_uuids=(*allocation["gpu_uuids"],))
@@ -74,9 +75,9 @@ def test_a_gpu_fraction_limits_threads_and_memory():
 def test_a_fraction_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
     nodes = [Node("a", 0, {"cpus": 8}, (Gpu(4, memory_mib=memory_mib),))]
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
-        allocation = manager.allocate_resources("t", 1, 2, gpu_milli=250)
+        allocation = granted_lease(manager.allocate_resources("t", 1, 2, gpu_milli=250))
     assert allocation["gpu_memory_mib"] == memory_mib // 4
-    taken = {name: allocation[name] for name in ("gpu_ids", "gpu_milli", "gpu_memory_mib")}
+    taken: dict[str, Any] = {name: allocation[name] for name in ("gpu_ids", "gpu_milli", "gpu_memory_mib")}
     environment = job_environment(Job("k", ("true",), **taken))
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit

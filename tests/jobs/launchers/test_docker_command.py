@@ -4,10 +4,11 @@ import shlex
 
 from resource_manager import GPUResourceManager
 from resource_manager.jobs.launchers import build_docker_cmd
+from tests.builders import present
 
 
 def test_build_docker_cmd_returns_one_shell_command():
-    allocation = GPUResourceManager.from_url("memory://").allocate_resources("run 1/train", 2, 8)
+    allocation = present(GPUResourceManager.from_url("memory://").allocate_resources("run 1/train", 2, 8))
     words = shlex.split(
         build_docker_cmd(allocation, "img:1", "python train.py --name 'a b'", env={"A": "b c"})
     )

@@ -26,7 +26,7 @@ from tests.eventually import wait_until_ended
 pytest.importorskip("docker")
 
 KNOWN = [{"Source": "cdi", "ID": f"nvidia.com/gpu=GPU-{n}"} for n in range(2)]
-RUNTIMES = {"runc": {}, "nvidia": {}}
+RUNTIMES: dict[str, Any] = {"runc": {}, "nvidia": {}}
 DIRS = ["/etc/cdi"]
 
 
@@ -43,7 +43,7 @@ DIRS = ["/etc/cdi"]
     ],
 )
 def test_cdi_names_are_used_where_the_engine_knows_all_of_them(engine: dict[str, Any], is_cdi: bool) -> None:
-    job = Job("j", "true", gpu_ids=(0, 1), gpu_uuids=("GPU-0", "GPU-1"))
+    job = Job("j", ("true",), gpu_ids=(0, 1), gpu_uuids=("GPU-0", "GPU-1"))
     [asked] = device_requests(job, engine)
     assert (asked["Driver"] == "cdi") == is_cdi
     names = [known["ID"] for known in KNOWN] if is_cdi else ["GPU-0", "GPU-1"]
@@ -95,7 +95,7 @@ def cdi_engine() -> Iterator[str]:
     )
     try:
         deadline = time.monotonic() + 60
-        load = ["docker", "--host", url, "load", "-i", tmp_path / "image.tar"]
+        load = ["docker", "--host", url, "load", "-i", str(tmp_path / "image.tar")]
         while subprocess.run(load, capture_output=True).returncode != 0:
             assert engine.poll() is None, "the engine ended"
             assert time.monotonic() < deadline, "the engine does not answer"
@@ -112,13 +112,13 @@ def test_a_real_engine_gives_a_container_the_device_of_that_cdi_name_and_refuses
     cdi_engine: str,
 ) -> None:
     with closing(DockerLauncher(JobPlace("docker", cdi_engine))) as launcher:
-        job = Job("known", ["sh", "-c", "ls /dev/nvidia*"], image=IMAGE, gpu_ids=(0,), gpu_uuids=("GPU-0",))
+        job = Job("known", ("sh", "-c", "ls /dev/nvidia*"), image=IMAGE, gpu_ids=(0,), gpu_uuids=("GPU-0",))
         launcher.prepare(job)
         launcher.start(job)
         wait_until_ended(launcher, "known")
         assert launcher.logs("known").text == "/dev/nvidia-of-the-spec\n"
         launcher.stop("known")
-        unknown = Job("unknown", ["true"], image=IMAGE, gpu_ids=(0,), gpu_uuids=("GPU-7",))
+        unknown = Job("unknown", ("true",), image=IMAGE, gpu_ids=(0,), gpu_uuids=("GPU-7",))
         with pytest.raises(LauncherError, match=r"unresolvable CDI devices nvidia\.com/gpu=GPU-7"):
             launcher.start(unknown)
         launcher.stop("unknown")

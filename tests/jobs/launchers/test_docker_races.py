@@ -79,7 +79,7 @@ def test_the_engine_which_counts_whole_seconds_gives_a_job_no_less_than_its_grac
 
 
 def launcher_of(engine: Engine) -> DockerLauncher:
-    launcher = DockerLauncher.__new__(DockerLauncher)
+    launcher: Any = DockerLauncher.__new__(DockerLauncher)
     launcher._docker, launcher.engine, launcher._place = docker, "tcp://h", JobPlace("docker", "tcp://h")
     launcher._api = launcher._engine = engine
     return launcher

@@ -167,7 +167,12 @@ def test_a_job_on_a_full_disk_is_told_once_and_ended_when_its_grace_is_over(smal
 def test_a_preempted_job_is_sent_its_signal_once_and_killed_when_its_grace_is_over(launcher, monkeypatch):
     """A SIGTERM just before SIGKILL would begin a second checkpoint that nobody lets end."""
     sent, killpg = [], os.killpg
-    monkeypatch.setattr(os, "killpg", lambda group, number: (sent.append(number), killpg(group, number)))
+
+    def noting(group, number):
+        sent.append(number)
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", noting)
     launcher.start(
         Job("j", ("/bin/sh", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 0.02; done"))
     )

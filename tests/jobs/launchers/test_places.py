@@ -168,7 +168,7 @@ def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, monke
     """Else its owner could have a user with more rights kill a process group of their choice."""
     launcher, job = LocalLauncher(str(tmp_path / "jobs")), Job("j", ("true",))
     place, own = launcher.prepare(job), os.geteuid()
-    monkeypatch.setattr(directory_job.os, "geteuid", lambda: own + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     for call in calls(LocalLauncher(place=place), job):
         with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
             call()
@@ -220,7 +220,7 @@ def test_a_start_that_fails_says_whether_the_job_runs(tmp_path, monkeypatch):
     launcher = LocalLauncher(str(tmp_path))
     launcher.start(job := Job("j", ("sleep", "60")))
     with monkeypatch.context() as patched:
-        patched.setattr(directory_job.os, "open", no_descriptor)
+        patched.setattr(os, "open", no_descriptor)
         with pytest.raises(LauncherUnreachableError, match="Too many open files"):
             launcher.start(job)
         with pytest.raises(LauncherError, match="Too many open files") as failed:

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from ctypes.util import find_library
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -224,7 +225,7 @@ class TestOtherUser:
     @pytest.fixture
     def theirs(self, launcher):
         """Return a launcher of user `nobody` beside that of root."""
-        theirs = open_at(JobPlace("slurm"))
+        theirs: Any = open_at(JobPlace("slurm"))
         theirs._server = AsUser("nobody")
         with tempfile.TemporaryDirectory() as root:
             os.chown(root, theirs._server.user.pw_uid, theirs._server.user.pw_gid)
@@ -415,7 +416,8 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_LOGIN_NODE", server.connection)
     key = job_key("a:d/r/ssh", 1)
     try:
-        with closing(open_at(JobPlace("slurm", f"127.0.0.1:{server.port}", "login_node"))) as launcher:
+        launcher: Any = open_at(JobPlace("slurm", f"127.0.0.1:{server.port}", "login_node"))
+        with closing(launcher):
             launcher.root = str(tmp_path / "jobs")
             place = launcher.prepare(shell(key, "true"))
             assert (place.launcher, place.machine) == ("slurm", "slurm/test")

@@ -1,6 +1,7 @@
 """Jobs on a real Slurm with accounts, which slurmdbd keeps in a real MariaDB."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def accounts(slurm_with_accounts):
 @pytest.fixture
 def launcher(accounts, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", accounts.environment["SLURM_CONF"])
-    launcher = open_at(JobPlace("slurm"))
+    launcher: Any = open_at(JobPlace("slurm"))
     launcher.root = str(tmp_path)
     return launcher
 

@@ -5,6 +5,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import paramiko
 import psutil
@@ -167,7 +168,8 @@ class TestTheLogIn:
 
     def test_that_fails_is_told_to_all_who_wait_for_it(self, account):
         """Each would else wait in turn for a server that is out of reach."""
-        account.server._standing[""] = login = Future()
+        login: Future[Any] = Future()
+        account.server._standing[""] = login
         with ThreadPoolExecutor(3) as pool:
             waiting = [pool.submit(account.run) for _ in range(3)]
             login.set_exception(paramiko.AuthenticationException("key refused"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from typing import Any
 
 import psutil
 import pytest
@@ -56,7 +57,7 @@ def launcher(request, tmp_path, monkeypatch):
         program.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -i {server.key} -o {" -o ".join(NEW_HOST)} "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    launcher = terminal.open_terminal(JobPlace("terminal", address))
+    launcher: Any = terminal.open_terminal(JobPlace("terminal", address))
     launcher.root = str(tmp_path / "jobs")
     launcher.here = not address
     return launcher
@@ -123,7 +124,7 @@ def test_a_stopped_job_is_not_begun_in_a_terminal(launcher):
 
 
 def test_a_job_is_not_begun_at_another_place(tmp_path):
-    launcher = terminal.open_terminal(JobPlace("terminal"))
+    launcher: Any = terminal.open_terminal(JobPlace("terminal"))
     launcher.root = str(tmp_path / "jobs")
     place = launcher.prepare(job(SLEEP))
     (tmp_path / "jobs" / "mark").write_text("another")

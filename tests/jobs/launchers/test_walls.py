@@ -19,7 +19,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.running_job import job_of
 from resource_manager.manager.cluster_file.sections import ClusterForm
-from tests.builders import nodes
+from tests.builders import granted_lease, nodes
 from tests.eventually import wait_for, wait_until_ended
 from tests.jobs.launchers.walled_server import ORDINARY, walled_server
 from tests.nvml.standin import gpu, library, mig, state, uuid_of
@@ -140,7 +140,7 @@ def test_a_job_writes_to_its_own_folder_and_where_the_cluster_lets_it(launcher, 
 
 
 def test_a_job_types_nothing_into_the_terminal_of_its_caller(tmp_path, monkeypatch):
-    if walls.shutil.which("bwrap") is None:
+    if shutil.which("bwrap") is None:
         pytest.skip("needs bubblewrap")
     monkeypatch.setenv("GPU_JOB_LOCK", str(tmp_path / "job" / "lock"))
     (tmp_path / "job").mkdir()
@@ -482,7 +482,7 @@ def test_the_lease_and_its_server_say_what_was_stated_and_what_was_achieved():
             {"name": "b", "cpus": 8, "gpus": 4, "confine": "must"},
         ]
         manager.apply(ClusterForm.model_validate({"cluster": cluster, "servers": servers}))
-        lease = manager.submit("t", 2, server="a")
+        lease = granted_lease(manager.submit("t", 2, server="a"))
         job = job_of(lease, KEY, ["true"])
         assert (job.confine, job.writable) == ("try", ("/data", "~/.cache"))
         assert [manager.server(name)["confine"] for name in "ab"] == ["try", "must"]
@@ -506,7 +506,7 @@ def test_a_teams_jobs_run_as_its_user_or_not_at_all(local):
         manager.apply(ClusterForm.model_validate({"servers": servers, "teams": teams}))
         asked = [("t", "vision", "a"), ("u", "vision", "b"), ("v", "nlp", "a"), ("w", "", "b")]
         leases = [manager.submit(lease_id, 1, team=team, server=name) for lease_id, team, name in asked]
-        reached = [lease["members"][0]["address"] for lease in leases]
+        reached = [granted_lease(lease)["members"][0]["address"] for lease in leases]
         assert reached == ["vision@gpu-a:2222", "vision@gpu-b", "ada@gpu-a:2222", "gpu-b"]
         assert [team["user"] for team in manager.teams()["teams"] if team["team"] == "vision"] == ["vision"]
         job = job_of(leases[0], KEY, ["true"])

@@ -101,7 +101,7 @@ def test_a_job_of_several_gpus_has_a_level_as_many_times_lower() -> None:
 
 
 @pytest.mark.parametrize("within", ["fairness", "fifo"])
-def test_hundreds_of_different_jobs_are_divided_in_seconds(within: str) -> None:
+def test_hundreds_of_different_jobs_are_divided_in_seconds(within: Literal["fairness", "fifo"]) -> None:
     instance = different_jobs(1024 if within == "fairness" else 512, within)
     with timed() as times:
         division = divide_fleet(instance, Options("two_level"))

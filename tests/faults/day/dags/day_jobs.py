@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, get_parsing_context, task
@@ -17,7 +18,7 @@ LEDGER = os.environ["LEDGER"]
 UNREACHABLE = timedelta(seconds=10 * float(os.environ.get("E2E_TIMEOUT_FACTOR", "1")))
 """Time after which a server counts as out of reach: on a busy machine a server is slow to answer."""
 
-TRIES = {"retries": 5, "retry_delay": timedelta(seconds=1)}
+TRIES: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 
 jobs = plan.read(Path(os.environ["DAY_PLAN"]))
 wanted = get_parsing_context().dag_id
