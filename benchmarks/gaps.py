@@ -132,7 +132,8 @@ def gaps_of(
 ) -> tuple[list[float], list[float]]:
     """Return the gaps in seconds that no kill explains, and those that one does."""
     ends = [(kill, recovered_at(spans, kill)) for kill in kills]
-    others, by_kill = [], []
+    others: list[float] = []
+    by_kill: list[float] = []
     for jobs in spans.values():
         for (_, over), (begun, _) in pairwise(jobs):
             is_of_kill = any(begun > kill and over < recovered for kill, recovered in ends)

@@ -262,7 +262,7 @@ def test_any_operator_takes_every_field_but_several_servers(
 ) -> None:
     expected = requested(manager, Demand(**{**VALUES, "nodes": 1}))
     asked.clear()
-    operator = with_gpus(PythonOperator, **{**own(), "nodes": 1})(
+    operator: Any = with_gpus(PythonOperator, **{**own(), "nodes": 1})(
         task_id="x", owner=VALUES["owner"], python_callable=print
     )
     manager.submit(demand_of(operator, operator.given_fields(), {}, VALUES["lease_id"]))

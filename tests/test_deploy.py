@@ -78,7 +78,7 @@ def test_systemd_accepts_the_unit_and_finds_it_hardened(unit: Path, tmp_path: Pa
     copy.write_text(unit.read_text().replace(INSTALLED, HERE))
     verified = subprocess.run([ANALYZE, "verify", copy], capture_output=True, text=True)
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
-    command = [ANALYZE, "security", "--offline=true", f"--threshold={EXPOSURE[unit.name]}", copy]
+    command = [ANALYZE, "security", "--offline=true", f"--threshold={EXPOSURE[unit.name]}", str(copy)]
     rated = subprocess.run(command, capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout.splitlines()[-1]
 

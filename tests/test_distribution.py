@@ -259,10 +259,10 @@ class Installed(Stack):
         )
         self._programs = programs
 
-    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, command: list[str], *, user: str | None = None) -> subprocess.Popen[bytes]:
         if name == "airflow":
             command = [str(self._programs / "airflow"), *command[1:]]
-        return super().spawn(name, command)
+        return super().spawn(name, command, user=user)
 
     def run(self, dag_id: str) -> str:
         """Run that DAG, check that it succeeded and return the run's id."""

@@ -17,7 +17,7 @@ import threading
 import tomllib
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -353,7 +353,10 @@ def test_a_store_that_has_none_of_the_stacks_tokens_gets_new_ones(tmp_path: Path
 
 def test_the_fault_tests_know_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--help` at the end, a program checks the options before it and stops; tests/faults runs it."""
-    programs = {"tests.faults.run": run.command, "tests.faults.day": day.main}
+    programs: dict[str, Callable[[], object]] = {
+        "tests.faults.run": run.command,
+        "tests.faults.day": day.main,
+    }
     for line in "".join(blocks(ROOT / "docs" / "contributing" / "fault-tests.md", "sh")).splitlines():
         python, option, name, *options = shlex.split(line, comments=True)
         assert (python, option) == ("python", "-m")
@@ -487,7 +490,7 @@ def test_operators_launchers_stores_policies_and_orders_have_a_reference() -> No
     assert launchers <= {name.lower() for name in described}
     assert {"MemoryStore", "RedisStore", "VariableStore"} <= described
     assert set(POLICIES) <= described
-    assert {order.arrange.__name__ for order in ORDERS.values()} <= described  # type: ignore[attr-defined]
+    assert {order.arrange.__name__ for order in ORDERS.values()} <= described
 
 
 @pytest.mark.filterwarnings("ignore")

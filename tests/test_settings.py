@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_wrong_setting_in_the_file_is_named(tmp_path: Path, text: str, named: 
         ({"policy": "magic"}, "unknown policy 'magic'"),
     ],
 )
-def test_a_wrong_argument_of_a_manager_is_named_in_one_line(wrong: dict[str, object], named: str) -> None:
+def test_a_wrong_argument_of_a_manager_is_named_in_one_line(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ResourceManagerError, match=f"^{named}") as caught:
         GPUResourceManager.from_url("memory://", **wrong)
     assert "\n" not in str(caught.value)

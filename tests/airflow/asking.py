@@ -21,7 +21,7 @@ def ask(
     cpus: Any = 1,
     labels: Any = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> Any:
     """Submit the request of an operator whose templates gave these values; return its status."""
     operator = GPUAllocateOperator(task_id="t", owner=more.pop("owner", ""), gpus="{{ params.gpus }}")
     values = {"ttl": timedelta(minutes=2), "priority": 0, "gpus": gpus, "cpus": cpus, **more}

@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     try:  # since 3.2
         from airflow.sdk.exceptions import TaskDeferred
     except ImportError:
-        from airflow.exceptions import TaskDeferred
+        from airflow.exceptions import TaskDeferred  # type: ignore[no-redef]
 
 from resource_manager.jobs.task_identity import TaskIdentity
 

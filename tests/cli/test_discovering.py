@@ -162,7 +162,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator
         server.start()
     yield made
     for server in made.servers:
-        if server.process is not None and server.process.poll() is None:
+        if server.process.poll() is None:
             server.stop()
 
 
