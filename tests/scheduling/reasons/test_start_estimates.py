@@ -25,6 +25,7 @@ from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.reasons import start_estimates
+from resource_manager.scheduling.reasons.feasibility import standings
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
 from resource_manager.scheduling.reasons.start_estimates import (
@@ -307,7 +308,7 @@ def test_one_reason_does_not_cost_those_of_the_whole_queue(
     cluster.apply(Queued(Request("small", 1), 2.0, 51, 2.0))
     all_of_them = estimate_starts(cluster, current)
     looked_for: list[str] = []
-    reason_of = start_estimates.standings
+    reason_of = standings
 
     def counted(*args: Any, **options: Any) -> Iterator[Any]:
         for standing in reason_of(*args, **options):
