@@ -73,7 +73,7 @@ class Field:
             return ""
         if code in (0, 5):
             raise SystemExit(f"{' '.join(tests)} skips its tests here: pytest -rs says why")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", told, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", told, re.MULTILINE)
         if failed is None:
             return f"exit code {code}: {told[-500:]}"
         if "::" in failed[1]:

@@ -24,6 +24,7 @@ from tests.storage.walk import first_state, granted, started
 
 ONCE = Once("ada", "key", "f")
 NAMES = ["a" * 32, "b" * 32]
+CLOSED, SUSPENSION = 2, 3
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def stores(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, S
     with closing(open_store(own_url)) as own, closing(open_store(f"{own_url}_other")) as other:
         fill(own, 1)
         fill(other, 2)
+        same = [at for at, (a, b) in enumerate(zip(contents(own), contents(other), strict=True)) if a == b]
+        assert same == [CLOSED, SUSPENSION]
         yield own, other
 
 
