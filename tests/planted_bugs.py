@@ -19,7 +19,7 @@ QUICK = f"not {' and not '.join(BUSY)}"
 
 CONTRACT, LOCKS = "storage/test_contract", "storage/redis/test_lock storage/test_locks"
 MEMORY, JUMPS = "security/test_full_memory", "manager/commit/test_clock_jumps"
-STORE = f"{CONTRACT} storage/redis/test_faults {MEMORY}"
+STORE = f"storage/redis/test_expiry {CONTRACT} storage/redis/test_faults {MEMORY}"
 DATABASE = f"{CONTRACT} storage/sql/test_namespaces storage/sql/test_faults"
 
 
@@ -32,7 +32,7 @@ class Scope(NamedTuple):
 
 
 LUA = {
-    "begin_session": Scope(f"rest/test_redis_persistence rest/test_tokens {MEMORY}"),
+    "begin_session": Scope(f"storage/redis/test_expiry rest/test_redis_persistence {MEMORY}"),
     "close_state": Scope(f"{CONTRACT} storage/test_backup"),
     "commit": Scope(STORE),
     "handover": Scope(f"{LOCKS} {STORE}"),

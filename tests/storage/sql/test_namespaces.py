@@ -9,6 +9,7 @@ import pytest
 
 from resource_manager.core.changes import Change, Drained
 from resource_manager.errors import StaleStateError
+from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
 from resource_manager.rest.tokens import Token
 from resource_manager.settings import Settings
@@ -141,6 +142,19 @@ def test_what_is_done_to_one_changes_nothing_in_the_other(stores: tuple[Store, S
     DEEDS[deed](own)
     assert contents(own) != own_before
     assert contents(other) == before
+
+
+def test_a_session_is_of_one_token(stores: tuple[Store, Store]) -> None:
+    _, sessions = of_service(stores[0])
+    sessions.begin(NAMES[0], "x")
+    for number in range(MAX_SESSIONS):
+        sessions.begin(NAMES[1], f"y{number}")
+    assert sessions.is_live(NAMES[0], "x"), "others have no part in its bound"
+    assert not sessions.is_live(NAMES[0], "y1")
+    sessions.end(NAMES[0], "y1")
+    assert sessions.is_live(NAMES[1], "y1")
+    sessions.end(NAMES[1], "y1")
+    assert sessions.is_live(NAMES[1], "y2")
 
 
 def test_who_waits_for_the_lock_of_one_is_not_in_line_for_that_of_the_other(
