@@ -5,6 +5,7 @@ import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -50,7 +51,7 @@ def next_task():
     return os.environ["GPU_LEASE_ID"] and "next"
 
 
-OPERATORS = {
+OPERATORS: dict[Any, dict[str, Any]] = {
     BashOperator: {"bash_command": 'test -n "$GPU_LEASE_ID" && echo "$CUDA_VISIBLE_DEVICES"'},
     PythonOperator: {"python_callable": devices},
     ShortCircuitOperator: {"python_callable": devices},

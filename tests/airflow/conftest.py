@@ -30,7 +30,7 @@ def said_by(monkeypatch):
 
     def listen(speaker, level=logging.INFO):
         lines, handler, log = [], logging.Handler(level), logging.Logger("task")
-        handler.emit = lambda record: lines.append(record.getMessage())
+        monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
         log.addHandler(handler)
         monkeypatch.setattr(speaker if isinstance(speaker, type) else type(speaker), "log", log)
         return lines
@@ -52,11 +52,11 @@ def fast_triggers(manager, monkeypatch):
 def idle_told(monkeypatch):
     """Event that is set once a process was told that its lease idles; it looks without pauses."""
     from resource_manager.airflow import use_meter
-    from resource_manager.manager.use_results import idle_in_words
+    from resource_manager.manager.use_results import IdleWarning, idle_in_words
 
     told = threading.Event()
 
-    class Warning(use_meter.IdleWarning):
+    class Warning(IdleWarning):
         def see(self, gpus, lease_id):
             super().see(gpus, lease_id)
             if idle_in_words(gpus, lease_id):

@@ -24,7 +24,7 @@ def serialised(dag: DAG) -> Any:
     try:
         from airflow.serialization.serialized_objects import DagSerialization as Serialization
     except ImportError:  # before 3.1
-        from airflow.serialization.serialized_objects import SerializedDAG as Serialization
+        from airflow.serialization.serialized_objects import SerializedDAG as Serialization  # type: ignore[assignment, attr-defined]
     return Serialization.from_dict(Serialization.to_dict(dag))
 
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.builders import present
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
@@ -140,7 +142,7 @@ def test_what_a_template_leaves_empty_has_the_operators_default(manager, empty):
         team=empty,
     )
     allocation = operator.lease(context_of(), manager, labels={})
-    assert allocation["expires_at"] - allocation["granted_at"] == 120
+    assert present(allocation["expires_at"]) - allocation["granted_at"] == 120
     assert (allocation["priority"], allocation["team"]) == (7, "")
     (granted,) = manager.history()
     assert granted["lease"]["request"]["quarantine"] is True

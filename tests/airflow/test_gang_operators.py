@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -308,7 +309,8 @@ def test_the_tasks_of_a_leased_group_get_the_members(manager):
     pushed = {}
     allocated = replace(TASK, task_id="gpu_lease.allocate")
     context = context_of(allocated, xcom_push=lambda key, value: pushed.update({key: value}))
-    allocation = dag.get_task("gpu_lease.allocate").execute(context)
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    allocation = allocate.execute(context)
     assert pushed == {"members": allocation["members"]}
     assert [member["server_name"] for member in pushed["members"]] == ["gpu-0", "gpu-1", "gpu-2"]
 

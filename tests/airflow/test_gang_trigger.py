@@ -4,6 +4,7 @@ import threading
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def running():
 @pytest.fixture
 def gone(monkeypatch):
     """Return the states of the members' jobs, by rank, when their lease ended."""
-    states = {}
+    states: dict[int, Any] = {}
     stop = LocalLauncher.stop
 
     def noting(launcher, key, grace_s=10.0):

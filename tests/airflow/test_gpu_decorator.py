@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from resource_manager.jobs.launchers.terminal import OWN_SERVER
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     try:  # since 3.2
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
-        from airflow.exceptions import AirflowSkipException
+        from airflow.exceptions import AirflowSkipException  # type: ignore[no-redef]
     from resource_manager.airflow import in_worker
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
@@ -64,7 +66,7 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
         return made(here, server=wanted).execute(context_of())
 
     assert [server_of(wanted) for wanted in (None, "gpu-server-3")] == ["gpu-server-0", "gpu-server-3"]
-    monkeypatch.setenv(in_worker.OWN_SERVER, "gpu-server-2")
+    monkeypatch.setenv(OWN_SERVER, "gpu-server-2")
     assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
     with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)
@@ -104,7 +106,7 @@ def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, id
 @pytest.fixture
 def ends(monkeypatch):
     """Queue of the reasons for which a `@task.gpu` would have ended its process."""
-    said = queue.Queue()
+    said: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(in_worker, "_end_this_process", said.put)
     return said
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.builders import present
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import hook
@@ -100,7 +102,7 @@ def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path, em
         [*command, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        lines = map(json.loads, service.stderr)
+        lines = map(json.loads, present(service.stderr))
         address = next(line["address"] for line in lines if "address" in line)
         for name, host in (("STORE", url), ("SERVICE", address)):
             connection = {"conn_type": "gpu_manager", "host": host}

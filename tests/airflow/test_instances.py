@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import secrets
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote
 
 import httpx
@@ -16,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 from sqlalchemy.orm import scoped_session, sessionmaker
+
+from tests.builders import granted_lease
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -38,7 +42,6 @@ with warnings.catch_warnings():
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Request
 from resource_manager.errors import SettingsError, StoreUnavailableError
-from resource_manager.jobs import airflow_instance
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_id, publish_instance
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -264,7 +267,8 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
-    service = standalone(manager, Persistence(None, None, "secret"), open_to="loopback")
+    nothing: Any = None
+    service = standalone(manager, Persistence(nothing, nothing, "secret"), open_to="loopback")
     client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
     slashes = replace(OURS, run_id="2026/11%2F22")
     try:
@@ -275,7 +279,7 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
         done = reconcile(client, NothingGoesOn(), "staging")
         assert ([action.task_id for action in done.actions], done.other_instances) == ([THEIRS.lease_id], 2)
         assert held(manager) == {OURS.lease_id, slashes.lease_id}
-        assert client.status_of(slashes.lease_id)["labels"]["run_id"] == "2026/11%2F22"
+        assert granted_lease(client.status_of(slashes.lease_id))["labels"]["run_id"] == "2026/11%2F22"
         assert client.release_resources(slashes.lease_id)
     finally:
         client.close()
@@ -294,19 +298,21 @@ def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, 
     with instance("staging"):
         assert sensor.poke({"ti": TASK})
         assert asked == [f"{THEIRS.lease_id} (sensor)"]
-        link = ConsoleLink().get_link(sensor, ti_key=TASK)
+        ti_key: Any = TASK
+        link = ConsoleLink().get_link(sensor, ti_key=ti_key)
     assert unquote(link).endswith(f"/gpu/lease?id={THEIRS.lease_id}")
 
 
 def test_the_console_links_only_to_tasks_of_its_own_airflow():
     request = Request(OURS.lease_id, labels=OURS.labels)
     mapped = Request("x", labels=replace(OURS, map_index=3).labels)
-    here = SimpleNamespace(airflow_url="https://airflow.example", instance="production")
+    here: Any = SimpleNamespace(airflow_url="https://airflow.example", instance="production")
     page = "https://airflow.example/dags/etl/runs/nightly/tasks/train"
     assert task_link(request, here) == page
     assert task_link(mapped, here) == f"{page}/mapped/3"
-    assert task_link(request, SimpleNamespace(airflow_url="", instance="staging")) is None
-    unknown = SimpleNamespace(airflow_url="https://airflow.example", instance=None)
+    elsewhere: Any = SimpleNamespace(airflow_url="", instance="staging")
+    assert task_link(request, elsewhere) is None
+    unknown: Any = SimpleNamespace(airflow_url="https://airflow.example", instance=None)
     assert task_link(request, unknown) == page, "a service without an instance id links to its one Airflow"
 
 
@@ -321,8 +327,8 @@ def test_no_two_tasks_have_the_same_lease_id(instance, dag_id, run_id, task_id, 
     identity = TaskIdentity(instance, dag_id, run_id, task_id, map_index)
     name, _, path = identity.lease_id.partition(":")
     dag, run, task, *index = path.split("/")
-    names = (text.replace("%2F", "/").replace("%25", "%") for text in (dag, run, task))
-    assert TaskIdentity(name, *names, *map(int, index)) == identity
+    names = [text.replace("%2F", "/").replace("%25", "%") for text in (dag, run, task)]
+    assert TaskIdentity(name, names[0], names[1], names[2], *map(int, index)) == identity
 
 
 @given(INSTANCES, IDS, NAMES, IDS, st.integers(-1, 99))
@@ -400,7 +406,7 @@ def test_api_servers_that_start_at_once_publish_one_id(database, instance):
 
 
 def test_an_id_is_never_a_number_to_airflows_rest_api(database, instance, monkeypatch):
-    monkeypatch.setattr(airflow_instance.secrets, "token_hex", lambda _: "710e3660")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "710e3660")
     with instance(None), pytest.raises(ValueError):
         json.loads(publish_instance())
 
@@ -410,7 +416,7 @@ def test_a_second_api_server_uses_the_id_of_the_first(database, instance, monkey
         assert database.set(VARIABLE, "first", None)
         return "second"
 
-    monkeypatch.setattr(airflow_instance.secrets, "token_hex", meanwhile)
+    monkeypatch.setattr(secrets, "token_hex", meanwhile)
     with instance(None):
         assert publish_instance() == "first"
     assert database.get(VARIABLE) == "first"
@@ -428,8 +434,9 @@ def test_a_configured_id_replaces_that_of_a_copied_database(database, instance):
 def test_the_id_is_published_before_the_api_server_answers(database, instance):
     async def start():
         app = FastAPI()
-        app.add_middleware(AT_START["middleware"])
-        said = asyncio.Queue()
+        middleware: Any = AT_START["middleware"]
+        app.add_middleware(middleware)
+        said: asyncio.Queue[Any] = asyncio.Queue()
         server = asyncio.create_task(app({"type": "lifespan"}, told.get, said.put))
         await told.put({"type": "lifespan.startup"})
         assert (await said.get())["type"] == "lifespan.startup.complete"
@@ -438,7 +445,7 @@ def test_the_id_is_published_before_the_api_server_answers(database, instance):
         await server
         return made
 
-    told = asyncio.Queue()
+    told: asyncio.Queue[Any] = asyncio.Queue()
     with instance(None):
         made = asyncio.run(start())
         assert made is not None

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -187,7 +188,7 @@ def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
 
 
 def test_a_function_that_would_begin_too_late_is_not_called(late, clock):
-    calls = []
+    calls: list[Any] = []
     operator = function_task(calls)
     waited_until_50(operator, late, clock, "a", "b")
     clock.now = 101.0

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class BuiltAtFirstRequest:
 @pytest.fixture
 def api(monkeypatch):
     """Execution API of this process, not built yet."""
-    app = BuiltAtFirstRequest()
+    app: Any = BuiltAtFirstRequest()
     monkeypatch.setattr(execution_api, "InProcessExecutionAPI", lambda: InProcessExecutionAPI(app=app))
     monkeypatch.setattr(
         triggerer_job_runner, "in_process_api_server", triggerer_job_runner.in_process_api_server

@@ -9,6 +9,7 @@ import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,9 @@ def test_the_reconciler_dag_takes_one_line() -> None:
     assert (usual.dag_id, usual.max_active_runs, usual.catchup) == ("gpu_reconcile", 1, False)
     assert usual.description
     own = reconcile_dag("ours", schedule=timedelta(minutes=5), gpu_conn_id="other", tags=["ops"])
+    task: Any
     (task,) = own.tasks
-    assert (own.dag_id, own.schedule, task.gpu_conn_id) == ("ours", timedelta(minutes=5), "other")  # type: ignore[attr-defined]
+    assert [own.dag_id, own.schedule, task.gpu_conn_id] == ["ours", timedelta(minutes=5), "other"]
     assert own.tags == {"ops"}
 
 

@@ -6,6 +6,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_a_try_needs_a_worker_twice_to_ask_and_to_collect(manager, gpu_launcher)
         manager.submit(f"holds{number}", 8, 8)
     gpu_launcher.ends("train", output='epoch 1\n{"loss": 0.25}\n')
     operator, runs = GPUTrainingOperator(task_id="t", gpus=8, command="train"), []
-    left = deferral(lambda: runs.append("asks") or operator.execute(context_of()))
+    runs.append("asks")
+    left = deferral(lambda: operator.execute(context_of()))
     event = fire(left.trigger, lambda: manager.release_resources("holds2"))
     assert manager.status_of(TASK.lease_id) is None, "its GPUs are free before a worker collects"
     runs.append("collects")
@@ -115,7 +117,8 @@ def test_numbers_and_none_of_native_templates_are_accepted(manager, gpu_launcher
     odd = {"gpu_types": None, "team": 5}
     words = ["train", "--epochs", 3]
     assert started(gpu_launcher, gpus=2, command=words, **odd).command == ("train", "--epochs", "3")
-    of_image = GPUTrainingOperator(task_id="t", gpus=2, image="train:1", command=None)
+    rendered: Any = None
+    of_image = GPUTrainingOperator(task_id="t", gpus=2, image="train:1", command=rendered)
     assert of_image.job_template().command == ()
     assert [lease["team"] for lease in manager.leases()] == ["5"]
 
@@ -131,7 +134,8 @@ def test_a_task_in_a_lease_is_known_as_its_job_and_told_when_it_idles(manager, i
         with TaskGroup("inner"):
             BaseOperator(task_id="work")
     BaseOperator(task_id="outside", dag=dag)
-    allocation = dag.get_task("gpu_lease.allocate").execute(context_of(replace(TASK, task_id="allocate")))
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    allocation = allocate.execute(context_of(replace(TASK, task_id="allocate")))
     pulled = []
 
     def pull(task_ids):
@@ -243,7 +247,7 @@ def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(manager,
             raise states[asked]
         return {run_ids[0]: {asked: states[asked]} if states[asked] else {}}
 
-    release = dag.get_task("gpu_lease.release")
+    release: Any = dag.get_task("gpu_lease.release")
     release.lease = manager.leases()[0]
     of_release = replace(TASK, task_id="gpu_lease.release")
     release.execute(context_of(of_release, get_task_states=get_task_states))

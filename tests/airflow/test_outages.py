@@ -4,6 +4,7 @@ import logging
 import warnings
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ OUTAGES = [
     ServiceUnavailableError(503, "no answer"),
     LockTimeoutError(5.0),
 ]
-RAN = []
+RAN: list[Any] = []
 
 
 def function():

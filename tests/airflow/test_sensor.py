@@ -1,8 +1,11 @@
 """Sensor for free GPUs."""
 
 import warnings
+from typing import Any
 
 import pytest
+
+from tests.builders import granted_lease
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -36,8 +39,13 @@ def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monk
         manager.submit(f"holds{number}", 6, 6)
     manager.submit("waits", 8, 8, priority=3)
     asked, explain = [], manager.explain
-    monkeypatch.setattr(manager, "explain", lambda demand: asked.append(demand) or explain(demand))
-    asks = {"gpus": 2, "cpus": 2, "deferrable": False, "pool": "vision"}
+
+    def noting(demand):
+        asked.append(demand)
+        return explain(demand)
+
+    monkeypatch.setattr(manager, "explain", noting)
+    asks: dict[str, Any] = {"gpus": 2, "cpus": 2, "deferrable": False, "pool": "vision"}
     assert GPUAvailableSensor(task_id="s", priority_weight=7, **asks).poke(context_of())
     assert not GPUAvailableSensor(task_id="s", priority_weight=0, **asks).poke(context_of())
     assert [(demand.priority, demand.team) for demand in asked] == [(7, "vision"), (0, "vision")]
@@ -62,7 +70,7 @@ def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkey
 
         def shrink():
             redefine(manager, nodes=small)
-            manager.release_resources("holds", fencing_token=held["fencing_token"])
+            manager.release_resources("holds", fencing_token=granted_lease(held)["fencing_token"])
 
         event = fire(wait, shrink)
         assert "server_name" not in event

@@ -43,7 +43,8 @@ def test_each_field_of_a_demand_is_sent_to_slurm_or_refused() -> None:
 
 @pytest.mark.parametrize(("name", "value"), GIVEN.items())
 def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: object) -> None:
-    operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1, **{name: value})
+    given: dict[str, Any] = {name: value}
+    operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1, **given)
     with pytest.raises(AirflowFailException, match=f"^{name} has no meaning on Slurm: leave it out"):
         _batch_request(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
 

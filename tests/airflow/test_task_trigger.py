@@ -12,6 +12,9 @@ from datetime import timedelta
 
 import pytest
 
+from resource_manager.airflow.task_results import keep_end
+from tests.builders import present
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import shared_manager, task_results
@@ -389,7 +392,7 @@ def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(asks, notes):
 
 @pytest.mark.parametrize("step", ["keep_end", "release"])
 def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkeypatch, step):
-    own, keep = TaskLease.release, trigger_steps.keep_end
+    own = TaskLease.release
 
     def stop_before(this):
         if step == this:
@@ -400,12 +403,12 @@ def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkey
         stop_before("release")
         return await own(lease, *given, **why)
 
-    def keep_end(*given):
+    def stopped_before_keep_end(*given):
         stop_before("keep_end")
-        return keep(*given)
+        return keep_end(*given)
 
     monkeypatch.setattr(TaskLease, "release", release)
-    monkeypatch.setattr(trigger_steps, "keep_end", keep_end)
+    monkeypatch.setattr(trigger_steps, "keep_end", stopped_before_keep_end)
     event = fire(asks("exit 143"))
     assert event["detail"] == "ada released its lease: stopped"
     failed = GPUTrainingOperator(task_id="t", gpus=1, command="exit 143")
@@ -417,7 +420,7 @@ def test_who_stopped_a_job_is_named_though_the_trigger_sees_its_end_first(asks, 
     def stop():
         wait_for(lambda: "job_log_place" in notes and state_of(*job_keys(notes)) is JobState.RUNNING)
         with asked_by("ada"):
-            GangJob.of(manager.leases()[0]).stop()
+            present(GangJob.of(manager.leases()[0])).stop()
             time.sleep(0.3)
             manager.release(TASK.lease_id, job_end="ended", reason="it was the wrong one")
 
@@ -586,7 +589,7 @@ def test_a_job_that_was_told_of_a_preemption_that_is_taken_back_waits_again(
     until(trigger, lambda: (tmp_path / "up").exists())
     take()
     [lease] = manager.preempting()
-    GangJob.of(lease).preempt(1.0, "TERM", 0.1)
+    present(GangJob.of(lease)).preempt(1.0, "TERM", 0.1)
     manager.cancel("stronger")
     assert manager.status_of(TASK.lease_id)["state"] == "RUNNING"
     fire(again(trigger))
@@ -632,7 +635,7 @@ def test_a_task_whose_lease_another_process_queued_again_goes_on(asks, manager, 
         (tmp_path / "over").touch()
         take()
         [lease] = manager.preempting()
-        gang = GangJob.of(lease)
+        gang = present(GangJob.of(lease))
         gang.preempt(5.0, "TERM", 5.0)
         queue_again(manager, lease, gang)
         manager.release("stronger")

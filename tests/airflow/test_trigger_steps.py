@@ -129,13 +129,13 @@ def test_a_triggerer_that_is_halted_fires_the_event_of_the_one_that_went_on(
         assert goes_on.wait(30)
 
     async def both():
-        first = asyncio.create_task(anext(trigger.run()))
+        running = asyncio.create_task(anext(trigger.run()))
         assert await asyncio.to_thread(halted.wait, 30)
         free()
         other = again(trigger)
         second = await asyncio.wait_for(anext(other.run()), 30)
         goes_on.set()
-        first = await asyncio.wait_for(first, 30)
+        first = await asyncio.wait_for(running, 30)
         for each in (trigger, other):
             await each.cleanup()
         return [first.payload, second.payload]

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, own_redis
     before = len(server.client_list())
 
     async def wait():
-        watchers = [asyncio.create_task(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
+        watchers = [asyncio.ensure_future(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
         while len(server.client_list()) == before:
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.5)
@@ -95,10 +96,16 @@ def test_a_triggerer_that_takes_over_many_tasks_reads_their_requests_together(
         manager.submit(f"holds{number}", 8, 8)
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="true")
     triggers = [asked(operator, map_index=index) for index in range(20)]
-    reads, waits = [], []
+    reads: list[Any] = []
+    waits: list[Any] = []
+
+    def until_over(wait):
+        waits.append(wait)
+        return asyncio.sleep(60)
+
     monkeypatch.setattr(manager, "status_of", reads.append)
     monkeypatch.setattr(manager, "lease_changes", counted(manager.lease_changes, reads))
-    monkeypatch.setattr(GrantWait, "until_over", lambda wait: waits.append(wait) or asyncio.sleep(60))
+    monkeypatch.setattr(GrantWait, "until_over", until_over)
 
     async def take_over():
         running = [asyncio.ensure_future(anext(trigger.run())) for trigger in triggers]

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.airflow.tasks import TASK, context_of, fire
 
 
 def test_the_log_line_of_a_wait_has_position_reason_and_start():
-    status = {"position": 2, "reason": "1 ahead in the queue"}
+    status: dict[str, Any] = {"position": 2, "reason": "1 ahead in the queue"}
     assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
     status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "few data"}
     assert re.search(r"; should start about \d\d:\d\d:\d\d \(few data\)$", describe_waiting(status))

@@ -8,6 +8,7 @@ import time
 import warnings
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_dags_of_one_file_take_the_number_of_gpus_each_from_its_own_task():
 
     for dag_id in ("one", "two"):
         with DAG(dag_id, schedule=None):
-            train = with_gpus(BashOperator, gpus=decide())(task_id="train", bash_command="true")
+            train: Any = with_gpus(BashOperator, gpus=decide())(task_id="train", bash_command="true")
         assert train.gpu_demand["gpus"].operator.dag_id == dag_id
         assert train.upstream_task_ids == {"decide"}
 
@@ -103,7 +104,7 @@ def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
     try:
         from airflow.serialization.serialized_objects import DagSerialization
     except ImportError:  # before 3.2
-        from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
+        from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization  # type: ignore[assignment, attr-defined]
 
     leased = with_gpus(operator, gpus=2, expected_runtime=timedelta(hours=3))
     assert issubclass(leased, operator)
@@ -114,10 +115,10 @@ def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
         leased.partial(task_id="many", **OPERATORS[operator]).expand(
             gpu_demand=[{"gpus": 1}, {"cpus": "{{ ti.map_index }}"}]
         )
-    found = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    found: Any = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
     assert found.get_task("group.one").gpu_demand["gpus"] == 2
     assert set(operator.template_fields) < set(found.get_task("group.one").template_fields)
-    many = dag.get_task("group.many").unmap({"gpu_demand": {"cpus": 4}})
+    many: Any = dag.get_task("group.many").unmap({"gpu_demand": {"cpus": 4}})
     assert many.given_fields()["gpus"] == 2
     assert many.given_fields()["cpus"] == 4
 
@@ -172,7 +173,8 @@ def test_it_waits_in_the_triggerer_and_runs_on_the_grant(manager):
         operator.execute(context_of())
     assert isinstance(deferred.value.trigger, GrantTrigger)
     manager.release_resources("holds-0")
-    event = asyncio.run(anext(deferred.value.trigger.run())).payload
+    trigger: Any = deferred.value.trigger
+    event = asyncio.run(anext(trigger.run())).payload
     resumed = operator.resume_execution(deferred.value.method_name, {"event": event}, context_of())
     assert resumed == "done"
 
@@ -188,7 +190,8 @@ def test_a_request_that_somebody_ended_is_not_made_again(manager, ends):
         manager.cancel(LEASE)
     else:
         manager.release_resources("holds-0")
-    event = asyncio.run(anext(deferred.value.trigger.run())).payload
+    trigger: Any = deferred.value.trigger
+    event = asyncio.run(anext(trigger.run())).payload
     if ends == "release":
         manager.release(LEASE)
     with pytest.raises(AirflowException, match=rf"{ends}l?e?d its (request|lease)"):
@@ -260,7 +263,12 @@ def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
     [lease] = manager.leases()
     renewed = []
     renew = manager.renew
-    monkeypatch.setattr(manager, "renew", lambda *args, **more: renewed.append(args) or renew(*args, **more))
+
+    def noting(*args, **more):
+        renewed.append(args)
+        return renew(*args, **more)
+
+    monkeypatch.setattr(manager, "renew", noting)
     event = fired(deferred)
     assert renewed
     assert resumed(operator, deferred, event) == ({"found": "value"}, 1, LEASE, LEASE)
@@ -343,8 +351,9 @@ def test_an_operator_with_names_of_ours_is_refused():
     for other in (GPUTrainingOperator, with_gpus(BashOperator, gpus=1)):
         with pytest.raises(TypeError, match="asks for GPUs itself"):
             with_gpus(other, gpus=1)
+    function: Any = made
     with pytest.raises(TypeError, match="must be the class of an operator, got <function"):
-        with_gpus(lambda: None, gpus=1)
+        with_gpus(function, gpus=1)
     with pytest.raises(TypeError, match=r"with_gpus: gpu: no field of a demand: did you mean gpus\?"):
         with_gpus(BashOperator, gpu=1)
     where = r"t: gpus is an argument of with_gpus: with_gpus\(BashOperator, gpus=…\)\(…\)"
