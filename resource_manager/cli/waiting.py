@@ -40,9 +40,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
             session.signals.pause(LOOK_EVERY_S)
             looks += 1
             try:
-                found = session.ask(
-                    partial(_entry_now, lease_id=lease_id, schedules=looks % SCHEDULE_EVERY == 0)
-                )
+                found = session.ask(partial(_entry_now, demand=demand, schedules=looks % SCHEDULE_EVERY == 0))
             except ResourceManagerError as error:
                 if not is_silent(error):
                     raise
@@ -72,15 +70,18 @@ def _wait_of(entry: Mapping[str, Any]) -> str:
     return f"waits at position {entry['position']}: {entry['reason']}{expected}"
 
 
-def _entry_now(manager: LeaseService, *, lease_id: str, schedules: bool) -> Any:
-    """Return what became of a request; with the store itself, other requests' leases expire meanwhile."""
+def _entry_now(manager: LeaseService, *, demand: Any, schedules: bool) -> Any:
+    """Return what became of a request; with the store itself, other requests' leases expire meanwhile.
+
+    One that nobody ended, but that is gone, was lost with a state that was set back: it asks again.
+    """
     if schedules:
         manager.expire_and_schedule()
-    found = manager.status_of(lease_id)
-    if found is None:
-        who = ended_by_others(manager, lease_id) or "it was taken out of the queue"
-        raise Failure(f"{lease_id} waits no more: {who}", REFUSED)
-    return found
+    if (found := manager.status_of(demand.lease_id)) is not None:
+        return found
+    if who := ended_by_others(manager, demand.lease_id):
+        raise Failure(f"{demand.lease_id} waits no more: {who}", REFUSED)
+    return manager.submit(demand)
 
 
 def _give_back(manager: LeaseService, *, lease_id: str) -> None:

@@ -30,6 +30,7 @@ from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.use_results import IdleWarning
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.builders import present
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
@@ -220,11 +221,12 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert process.communicate(timeout=30) == ("late vnpm: released, it had no job\n", "")
 
 
-@pytest.mark.parametrize("ending", ["granted", "interrupted", "ended between two looks"])
+@pytest.mark.parametrize("ending", ["granted", "interrupted", "ended between two looks", "lost"])
 def test_allocate_waits_for_its_grant_or_gives_its_place_up(
-    environment: dict[str, str], manager: GPUResourceManager, ending: str
+    environment: dict[str, str], manager: GPUResourceManager, ending: str, tmp_path: Path
 ) -> None:
     manager.allocate_resources("first", 2, 1)
+    write_backup(manager.store, tmp_path / "backup.json", [])
     waiting = begun(environment, "allocate", "second", "--gpus", "2", "--wait")
     wait_for(lambda: [entry["task_id"] for entry in manager.queue()] == ["second"])
     if ending == "granted":
@@ -232,6 +234,12 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
         told, _ = waiting.communicate(timeout=60)
         assert (waiting.returncode, told.split()[0]) == (0, "second")
         assert manager.release_resources("second")
+    elif ending == "lost":  # the state goes back to a backup
+        restore(manager.store, read_backup(tmp_path / "backup.json"), force=True)
+        wait_for(lambda: [entry["task_id"] for entry in manager.queue()] == ["second"])
+        manager.cancel("second")
+        waiting.communicate(timeout=60)
+        assert manager.release_resources("first")
     elif ending == "ended between two looks":
         with asked_by("boss"):
             assert manager.cancel("second")

@@ -272,6 +272,17 @@ def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:
         assert (gap.begin, gap.end) == (began, 124.0)
 
 
+def test_a_server_under_maintenance_is_not_free() -> None:
+    for servers, end, began in (
+        (["gpu-00"], 123.0, 123.0),
+        (["gpu-01"], 123.0, 112.0),
+        (["gpu-00"], 125.0, 112.0),
+    ):
+        found = replace(GOOD, changes=[*GOOD.changes[:2], WAITED], window=(servers, 110.0, end))
+        [gap] = gaps(found, spans(found.changes))
+        assert (gap.begin, gap.end) == (began, 124.0)
+
+
 def test_a_job_that_waits_again_did_not_wait_while_it_ran() -> None:
     before, preempted = (
         granted("job_001", 5, 90.0, "gpu-07"),

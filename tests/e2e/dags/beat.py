@@ -56,7 +56,7 @@ def go_on(member):
 
     Each member of a gang has a checkpoint of its own: one is told a moment before another.
     """
-    checkpoint = os.environ.get("SAVES_TO") or os.environ["GPU_CHECKPOINT_FILE"] + member
+    checkpoint = (os.environ.get("SAVES_TO") or os.environ["GPU_CHECKPOINT_FILE"]) + member
     step = 0
     if os.path.exists(checkpoint):
         with open(checkpoint) as file:

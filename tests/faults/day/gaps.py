@@ -50,12 +50,15 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         for change in found.changes
         if isinstance(change, Resumed | GpuOpened | AgentSeen)
     ]
+    closed, reopened = {*found.window[0]}, found.window[2]
     shown = []
     for members in of_lease.values():
         first = members[0]
         places = [(span.node, gpu) for span in members for gpu in span.gpu_ids]
         free = [ends.get(place, 0.0) for place in places]
         free += [at for at, *opened in openings if at <= first.begin and _is_of(opened, places)]
+        if closed & {span.node for span in members} and reopened <= first.begin:  # by maintenance
+            free.append(reopened)
         begin = max(first.queued_at, ran_until.get(first.name, 0.0), *free)
         if begin < first.begin:
             seen = [look for look in looks[first.name, first.sequence] if begin <= look.at <= first.begin]
