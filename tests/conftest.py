@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parent.parent
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Airflow creates its home on import, so the variables are set before any test is collected.
 _airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")

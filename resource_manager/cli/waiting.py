@@ -13,7 +13,6 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.answer_words import name_in_words
-from resource_manager.manager.recorded_changes import ended_by_others
 
 if TYPE_CHECKING:
     from resource_manager.cli.target import Target
@@ -79,6 +78,8 @@ def _entry_now(manager: LeaseService, *, demand: Any, schedules: bool) -> Any:
         manager.expire_and_schedule()
     if (found := manager.status_of(demand.lease_id)) is not None:
         return found
+    from resource_manager.manager.recorded_changes import ended_by_others  # loads pydantic
+
     if who := ended_by_others(manager, demand.lease_id):
         raise Failure(f"{demand.lease_id} waits no more: {who}", REFUSED)
     return manager.submit(demand)

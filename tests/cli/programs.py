@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import uuid
@@ -15,7 +14,6 @@ from typing import Any
 import psutil
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.signals import ENDING
 from tests.e2e.servers import SSHServer
 
 GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
@@ -56,14 +54,9 @@ def manager_of(environment: dict[str, str]) -> GPUResourceManager:
 
 
 def begun(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Return the running program, its output in pipes; it hears signals, also where the tests do not."""
-    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _hear, **options}
-    return subprocess.Popen([*GPU_MANAGER, *arguments], env=environment, text=True, **more)
-
-
-def _hear() -> None:
-    for number in ENDING:
-        signal.signal(number, signal.SIG_DFL)
+    """Return the running program, its output in pipes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([*GPU_MANAGER, *arguments], env=environment, text=True, **pipes)
 
 
 def piped(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
