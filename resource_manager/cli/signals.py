@@ -37,8 +37,8 @@ class Interrupted(Exception):
 class Signals:
     """The `first` SIGINT, SIGTERM or SIGHUP since it was entered, and when it came; later ones do nothing.
 
-    One that was ignored before is still, as SIGHUP is under nohup. While it is entered, the main thread waits
-    here and nowhere else. Also the end of a child wakes it.
+    SIGHUP does nothing under nohup. While it is entered, the main thread waits here and nowhere else. Also
+    the end of a child wakes it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,8 @@ class Signals:
         for descriptor in (self._awake, self._waker):
             os.set_blocking(descriptor, False)
         self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        heard = [number for number in ENDING if number != signal.SIGHUP or not is_nohup]
         self._before: dict[int, Any] = {
             number: signal.signal(number, _wake_only) for number in (*heard, signal.SIGCHLD)
         }

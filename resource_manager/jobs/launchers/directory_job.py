@@ -296,7 +296,7 @@ def attend(
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (*ENDING, signal.SIGCHLD):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda *_: None)
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
