@@ -31,7 +31,7 @@ from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
-from resource_manager.jobs.job_preemption import grace_of
+from resource_manager.jobs.job_preemption import grace_of, is_taken
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
@@ -191,11 +191,7 @@ class JobBoard:
         return any(run is not None and _has_failed(run) for run in runs)
 
     def _is_taken(self, lease: Allocation) -> bool:
-        """Return whether a lease is being preempted, or a job of it was told before that was taken back."""
-        if lease["preempted_by"] is not None:
-            return True
-        runs = [] if lease["until"] is None else self._runs(lease).values()
-        return any(run is not None and run["preempted"] for run in runs)
+        return is_taken(lease, lambda: [bool(run and run["preempted"]) for run in self._runs(lease).values()])
 
     def _is_over(self, run: Mapping[str, Any], lease: Allocation) -> bool:
         """Return whether a job has ended, was refused, or was ended or preempted before it began."""

@@ -7,7 +7,7 @@ it, and the reconciler where the operator's process is gone.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from resource_manager.core.changes import JobEnd, Outcome
@@ -28,6 +28,16 @@ def grace_of(allocation: Mapping[str, Any]) -> float:
     """
     grace_s, until = float(allocation["preempt_grace_s"]), float(allocation["until"])
     return min(max(until - time.time(), grace_s / 2), grace_s)
+
+
+def is_taken(allocation: Mapping[str, Any], were_told: Callable[[], Iterable[bool]]) -> bool:
+    """Return whether a lease is being preempted, or one of its jobs was told before that was taken back.
+
+    Only of one that was taken back is asked whether they were told.
+    """
+    if allocation["preempted_by"] is not None:
+        return True
+    return allocation["until"] is not None and any(were_told())
 
 
 def waits_again(allocation: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import DeadlineLog
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
+from resource_manager.jobs.job_preemption import is_taken
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.results import Allocation
@@ -217,10 +218,8 @@ class JobWatch:
         return lease if lease is not None and not lease["quarantined"] and self.is_taken(lease) else None
 
     def is_taken(self, lease: Allocation) -> bool:
-        """Return whether a lease is being preempted, or a job was told before that was taken back."""
-        if lease["preempted_by"] is not None:
-            return True
-        return lease["until"] is not None and any(watch.status.preempted for watch in self._watches)
+        """Return whether the jobs have to end for a preemption of their lease."""
+        return is_taken(lease, lambda: [watch.status.preempted for watch in self._watches])
 
     async def _look_at_all(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""

@@ -53,9 +53,10 @@ class AccountsCache:
             if self._last is None or began >= self._good_until:
                 self._last = manager.accounts()
                 ended = time.monotonic()
-                cost_s = ended - began
-                self._good_until = ended + (min(cost_s / MAX_PART, MAX_AGE_S) if cost_s > CHEAP_S else 0.0)
-                self._usable_until = self._good_until + (MAX_AGE_S if cost_s > CHEAP_S else 0.0)
+                self._good_until = self._usable_until = ended
+                if (cost_s := ended - began) > CHEAP_S:
+                    self._good_until += min(cost_s / MAX_PART, MAX_AGE_S)
+                    self._usable_until = self._good_until + MAX_AGE_S
             return self._last
 
 
