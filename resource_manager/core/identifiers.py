@@ -94,14 +94,19 @@ def as_reason(text: object) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[:half]}…{line[-half:]}"
 
 
-def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
-    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease.
+def job_key(lease_id: str, fencing_token: int, rank: int = 0, nodes: int = 1) -> str:
+    """Return the name of the job of a lease's member: readable, safe as a file or container name, unique.
 
-    `rank` is that of a member of a gang, None for the job of a lease on one server.
+    `rank` is that of the member among so many `nodes`.
     """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
     digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
-    return f"gpu-{readable}-{digest}-{fencing_token}{'' if rank is None else f'.{rank}'}"
+    return f"gpu-{readable}-{digest}-{job_number(fencing_token, rank, nodes)}"
+
+
+def job_number(fencing_token: int, rank: int, nodes: int) -> str:
+    """Return the number at the end of the name of a member's job: one of one server has no rank there."""
+    return f"{fencing_token}" if nodes == 1 else f"{fencing_token}.{rank}"
 
 
 def token_of_key(key: str) -> int:

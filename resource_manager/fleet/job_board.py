@@ -181,9 +181,8 @@ class JobBoard:
 
     def _first_is_late(self, lease: Allocation) -> bool:
         """Return whether rank 0 of a gang starts after the others, and has not begun."""
-        if lease["nodes"] == 1 or order_of(lease) is StartupOrder.TOGETHER:
-            return False
-        return _has_not_begun(next(iter(self._runs(lease).values())))
+        is_last = order_of(lease["labels"]) is StartupOrder.WORKERS_FIRST
+        return is_last and _has_not_begun(next(iter(self._runs(lease).values())))
 
     def _has_failed(self, lease: Allocation) -> bool:
         """Return whether a member of a gang has failed, so that the others are ended."""
@@ -358,7 +357,7 @@ def _goes_on(lease: Lease, run: RunReport, rank: int) -> bool:
     """Return whether nothing is to be done about a job that runs, of a lease that need not be renewed."""
     return (
         run.state == "running"
-        and lease.request.nodes == 1
+        and order_of(lease.request.labels) is StartupOrder.TOGETHER
         and not lease.quarantined
         and (not run.walls or bool(lease.places[rank].walls))
     )

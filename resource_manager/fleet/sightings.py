@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from resource_manager.agent.report_format import Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.identifiers import job_number
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement, has_stored_job
 from resource_manager.core.node_state import NodeState
@@ -142,7 +143,7 @@ def _jobs_on(state: NodeState, lease: Lease, machine: str | None) -> list[tuple[
 
 def _number(lease: Lease, rank: int) -> str:
     """Return the number at the end of the key of a member's job."""
-    return f"{lease.fencing_token}" if lease.request.nodes == 1 else f"{lease.fencing_token}.{rank}"
+    return job_number(lease.fencing_token, rank, lease.request.nodes)
 
 
 def _number_of(key: str) -> str:

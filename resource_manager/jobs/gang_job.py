@@ -101,12 +101,12 @@ class GangJob:
     def of(cls, allocation: Mapping[str, Any]) -> GangJob | None:
         """Return the placed jobs of an allocation, or None if no job was placed."""
         jobs = RunningJob.all_of(allocation)
-        return cls(jobs, order_of(allocation)) if jobs else None
+        return cls(jobs, order_of(allocation["labels"])) if jobs else None
 
     @classmethod
     def planned(cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None) -> GangJob:
         """Return the jobs of an allocation as they are about to be placed by this launcher."""
-        return cls(RunningJob.planned(allocation, launcher, conn_id), order_of(allocation))
+        return cls(RunningJob.planned(allocation, launcher, conn_id), order_of(allocation["labels"]))
 
     def prepare(self, wanted: Sequence[Job]) -> Prepared:
         """Make ready what the starts need, and start nothing."""
@@ -246,7 +246,7 @@ def _start_of_threads() -> Callable[[], None] | None:
     return of_same_loop()
 
 
-def order_of(allocation: Mapping[str, Any]) -> StartupOrder:
-    """Return the order in which the members of a lease start."""
-    workers_first = allocation["labels"].get(ORDER_LABEL) == StartupOrder.WORKERS_FIRST
+def order_of(labels: Mapping[str, str]) -> StartupOrder:
+    """Return the order in which the members of a lease with these labels start."""
+    workers_first = labels.get(ORDER_LABEL) == StartupOrder.WORKERS_FIRST
     return StartupOrder.WORKERS_FIRST if workers_first else StartupOrder.TOGETHER

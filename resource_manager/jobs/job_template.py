@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from resource_manager.errors import InvalidRequestError
-from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
+from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.scheduling.preemption.requeueing import restarts_of
@@ -71,7 +71,7 @@ class JobTemplate:
 
     def job(self, running: RunningJob, allocation: Mapping[str, Any]) -> Job:
         """Return the job of a member of the allocation."""
-        gang = is_gang(allocation)
+        gang = gang_environment(allocation, running.rank)
         return job_of(
             allocation,
             running.key,
@@ -79,7 +79,7 @@ class JobTemplate:
             rank=running.rank,
             environment={
                 **self.env,
-                **gang_environment(allocation, running.rank),
+                **gang,
                 "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
             },
             image=self.image,

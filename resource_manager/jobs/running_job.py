@@ -102,12 +102,11 @@ class RunningJob:
 
     @classmethod
     def _at(cls, allocation: Mapping[str, Any], places: Sequence[JobPlace]) -> tuple[RunningJob, ...]:
-        """Return the jobs at these places, one a member; the key for a lease of one server has no rank."""
+        """Return the jobs at these places, one a member."""
         lease_id, token = allocation["task_id"], allocation["fencing_token"]
-        is_gang = allocation["nodes"] > 1
         return tuple(
             cls(
-                job_key(lease_id, token, member["rank"] if is_gang else None),
+                job_key(lease_id, token, member["rank"], allocation["nodes"]),
                 lease_id,
                 token,
                 place,

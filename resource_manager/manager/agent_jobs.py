@@ -260,5 +260,4 @@ def jobs_on(cluster: ClusterState, server: str) -> Iterator[tuple[str, int, Leas
 def jobs_of(lease: Lease) -> Iterator[tuple[str, str, int]]:
     """Yield server, key and rank of the jobs that a lease may have."""
     for rank, placed in lease.ranked:
-        is_gang = lease.request.nodes > 1
-        yield placed.node, job_key(lease.lease_id, lease.fencing_token, rank if is_gang else None), rank
+        yield placed.node, job_key(lease.lease_id, lease.fencing_token, rank, lease.request.nodes), rank

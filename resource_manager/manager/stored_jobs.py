@@ -139,7 +139,6 @@ class StoredJobs:
     def rows_of_result(self, lease: Lease, ended: JobEnded, outcome: str, reason: str) -> list[JobRow]:
         """Return what the commit that releases the lease stores, with the end of a long last line."""
         lease_id, token = lease.lease_id, lease.fencing_token
-        is_gang = lease.request.nodes > 1
         result: JobResult = {
             "exit_code": ended["exit_code"],
             "last_line": ended["last_line"][-MAX_LAST_LINE:],
@@ -150,7 +149,7 @@ class StoredJobs:
             "outcome": outcome,
             "reason": reason,
             "jobs": [
-                {"server": member.node, "key": job_key(lease_id, token, rank if is_gang else None)}
+                {"server": member.node, "key": job_key(lease_id, token, rank, lease.request.nodes)}
                 for (rank, member), place in zip(lease.ranked, lease.places, strict=False)
                 if place.launcher == "agent"
             ],

@@ -105,7 +105,7 @@ def test_every_member_starts_with_its_rank_and_its_own_gpus(manager, servers):
     jobs = sorted(servers.jobs, key=lambda job: job.key)
     [lease] = manager.leases()
     assert [job.key for job in jobs] == [
-        job_key(TASK.lease_id, lease["fencing_token"], rank) for rank in range(3)
+        job_key(TASK.lease_id, lease["fencing_token"], rank, 3) for rank in range(3)
     ]
     assert [job.environment["GPU_SERVER"] for job in jobs] == ["gpu-0", "gpu-1", "gpu-2"]
     assert [job.environment["GPU_NODE_RANK"] for job in jobs] == ["0", "1", "2"]
@@ -334,4 +334,4 @@ def test_a_pending_gang_beside_the_rest_of_its_last_one_is_pending(manager, fast
 
     assert asyncio.run(seen()) == (None, True)
     [rest] = manager.leases()
-    assert [job.key for job in RunningJob.all_of(rest)] == [job_key("gang", lease["fencing_token"], 2)]
+    assert [job.key for job in RunningJob.all_of(rest)] == [job_key("gang", lease["fencing_token"], 2, 3)]

@@ -232,8 +232,7 @@ class Course:
     def _learn_gpus(self) -> None:
         for lease in self._managers[0].leases():
             for member in lease["members"]:
-                rank = member["rank"] if lease["nodes"] > 1 else None
-                key = job_key(lease["task_id"], lease["fencing_token"], rank)
+                key = job_key(lease["task_id"], lease["fencing_token"], member["rank"], lease["nodes"])
                 self._gpus_of.setdefault(key, {})[member["server_name"]] = tuple(member["gpu_uuids"])
 
     def _receive(self, server: AgentServer, text: bytes) -> None:

@@ -145,7 +145,7 @@ def test_the_walls_that_a_job_got_are_in_its_lease(fleet: Fleet) -> None:
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
-    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
     fleet.wanted()
 
     def walls() -> list[str]:
@@ -417,7 +417,7 @@ def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Flee
     fleet.report()
     fleet.report(name="gpu-b")
     fleet.manager.release_members("gang", [0], fencing_token=gang, job_end="ended")
-    key = job_key("gang", gang, 1)
+    key = job_key("gang", gang, 1, 2)
     assert fleet.wanted("gpu-b") == {key: "terminate", job_key("t", token): "run"}
     fleet.report(run(key, "finished", exit_code=143), name="gpu-b")
     assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
@@ -427,7 +427,7 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
-    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{first: "run"}, {second: "run"}]
     fleet.report(run(first), name="gpu-a")
     before = fleet.board.doorbell.mark("gpu-a")
@@ -446,7 +446,7 @@ def test_rank_0_of_a_gang_that_starts_its_workers_first_is_offered_once_they_hav
         fleet.report(name=name)
     order = {"startup_order": "workers_first"}
     lease = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, labels=order))
-    first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
+    first, second = (job_key("t", lease["fencing_token"], rank, 2) for rank in (0, 1))
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{}, {second: "run"}]
     before = fleet.board.doorbell.mark("gpu-a")
     fleet.report(run(second), name="gpu-b")

@@ -81,7 +81,7 @@ def test_a_gang_of_which_one_was_told_of_a_preemption_that_is_taken_back_ends_as
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
-    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
     for name, key in (("gpu-a", first), ("gpu-b", second)):
         fleet.report(run(key, "absent", began=None), name=name)
     fleet.report(run(first))
@@ -167,7 +167,7 @@ def test_a_gang_that_was_half_stopped_by_somebody_who_died_ends() -> None:
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job={"command": ["train"]}))[
         "fencing_token"
     ]
-    key = job_key("t", token, 0)
+    key = job_key("t", token, 0, 2)
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     fleet.manager.order_job("gpu-a", key, {"want": "terminate"})
@@ -195,7 +195,7 @@ def test_a_gang_of_which_one_server_lost_its_disk_ends_although_the_other_tells_
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     lease = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, ttl=100, job={"command": ["train"]}))
-    first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
+    first, second = (job_key("t", lease["fencing_token"], rank, 2) for rank in (0, 1))
     servers = dict(zip((member["server_name"] for member in lease["members"]), (first, second), strict=True))
     for name in servers:
         fleet.report(name=name)
@@ -219,7 +219,7 @@ def test_a_gang_that_lost_a_server_for_good_is_no_success_although_the_other_mem
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
-    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
     for _ in range(2):
         fleet.report(run(first), name="gpu-a")
         fleet.report(run(second), name="gpu-b")

@@ -308,16 +308,17 @@ class TaskTrigger(TaskBoundTrigger):
 
     def _say_where(self, gang: GangJob) -> None:
         lease = self._lease.allocation
+        has_ranks = is_gang(lease)
         for member, job in zip(lease["members"], gang.jobs, strict=True):
             self.log.info(
                 "%sallocated %s and %s of %s; job %s",
-                f"rank {job.rank}: " if is_gang(lease) else "",
+                f"rank {job.rank}: " if has_ranks else "",
                 numbered_gpus(member["gpu_ids"]),
                 counted(member["cpu_count"], "CPU"),
                 member["server_name"],
                 job.key,
             )
-        if is_gang(lease):
+        if has_ranks:
             name = shlex.quote(lease["task_id"])
             self.log.info(
                 "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s", name
@@ -330,7 +331,8 @@ class TaskTrigger(TaskBoundTrigger):
         reach may still run stays quarantined.
         """
         lease = self._lease.allocation
-        if lease["job_places"] and not is_gang(lease) and isinstance(error, LauncherUnreachableError):
+        starts_again = is_gang(lease)
+        if lease["job_places"] and not starts_again and isinstance(error, LauncherUnreachableError):
             self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
             return TaskState.ENDED
         nodes = failed_nodes or ([error.server] if error.server else [])
@@ -339,9 +341,9 @@ class TaskTrigger(TaskBoundTrigger):
             self._end = TaskEnd(state=EndState.FAILED, detail=kept)
             return TaskState.ENDED
         attempt, attempts = self._notes.attempt, self.plan.start_attempts
-        if not is_gang(lease) or attempt >= attempts:
+        if not starts_again or attempt >= attempts:
             detail = str(error)
-            if is_gang(lease):
+            if starts_again:
                 detail = f"the gang did not start in {attempt} attempts (start_attempts): {error}"
             self._end = TaskEnd(state=EndState.NOT_STARTED, detail=detail)
             return TaskState.ENDED

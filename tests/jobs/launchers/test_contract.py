@@ -147,7 +147,7 @@ def test_a_job_is_not_prepared_beside_one_of_an_earlier_lease(launcher, job):
     made = job("sleep 60")
 
     def of(token, rank):
-        return replace(made, key=job_key(made.key, token, rank), labels={"lease": str(token)})
+        return replace(made, key=job_key(made.key, token, rank, 2), labels={"lease": str(token)})
 
     earlier, next_rank, later = of(1, 0), of(1, 1), of(2, 0)
     try:
