@@ -99,6 +99,11 @@ def could_ever_fit(node: Node, request: Request) -> bool:
     return next(shortages(node, request), None) is None
 
 
+def can_meet(node: Node, request: Request) -> bool:
+    """Return True if the members of a lease can meet on the node: it has an address, or there is but one."""
+    return request.nodes == 1 or bool(node.address)
+
+
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
     """Return the ids of the node's GPUs, free or not, that the request accepts: type, vendor, memory, MIG.
 

@@ -259,6 +259,9 @@ class Request:
             if self.nodes < 1:
                 raise InvalidRequestError("{nodes} must be 1 or more, got {}", self.nodes)
             shape += (self.nodes, self.spread, self.same, self.prefer_same)  # type: ignore[assignment]
+        elif self.same or self.prefer_same or self.spread is not Spread.SERVERS:
+            for name, value in (("same", ""), ("prefer_same", ""), ("spread", Spread.SERVERS)):
+                object.__setattr__(self, name, value)  # one member is together with itself
         object.__setattr__(self, "shape", shape)
         is_linked = self.link is Link.REQUIRE and self.gpus > 1
         is_particular = bool(self.gpu_types or self.vendor or self.gpu_memory or is_linked)

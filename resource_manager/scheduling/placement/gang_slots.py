@@ -8,7 +8,6 @@ from dataclasses import replace
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     FreeCapacity,
-    could_ever_fit,
     fits,
     of_islands,
     total_capacity,
@@ -18,8 +17,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request, S
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.node_masks import (
     MAX_KEPT,
-    addressed,
-    domain_masks,
+    allowed_for,
+    areas_of,
     mask_of,
     of_inventory,
     positions,
@@ -31,7 +30,7 @@ SlotsOf = Callable[[NodeState], int]
 
 
 def slots(node: Node, request: Request, free: FreeCapacity) -> int:
-    """Return how many members of the gang the node takes with that free capacity."""
+    """Return how many members of the request the node takes with that free capacity."""
     if not fits(node, request, free):
         return 0
     if request.spread is Spread.SERVERS:
@@ -60,48 +59,36 @@ def _times(free: Amount, amount: Amount, most: int) -> int:
     return count
 
 
-def ever_slots(state: NodeState, request: Request) -> int:
-    """Return how many members of the gang the node takes when it is empty; none without an address."""
-    if not state.node.address or state.retired or not could_ever_fit(state.node, request):
-        return 0
-    return slots(state.node, request, total_capacity(state.node))
-
-
-def takes_ever(cluster: ClusterState, request: Request, mask: int) -> bool:
-    """Return True if the nodes of the mask take the whole gang when they are empty."""
-    return (
-        count_slots(cluster, mask, lambda state: ever_slots(state, request), request.nodes) >= request.nodes
-    )
-
-
 def could_ever_take(cluster: ClusterState, request: Request, without: Collection[str] = ()) -> bool:
-    """Return True if the inventory could take the request, or the whole gang, when it is empty.
+    """Return True if the inventory could take all members of the request when it is empty.
 
     `without` are names of nodes that do not count.
     """
-    states = [state for state in cluster.nodes if not state.retired and state.name not in without]
-    if request.nodes == 1:
-        return any(could_ever_fit(state.node, request) for state in states)
-    allowed = mask_of([state.index for state in states])
-    areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
-    return any(takes_ever(cluster, request, area & allowed) for area in areas)
+
+    def takes() -> bool:
+        gone = mask_of([cluster.by_name[name].index for name in without if name in cluster.by_name])
+        return any(takes_ever(cluster, request, area & ~gone) for area in areas_of(cluster, request).values())
+
+    return of_inventory(cluster, ("ever", request.shape, *without), takes)
+
+
+def takes_ever(cluster: ClusterState, request: Request, area: int) -> bool:
+    """Return True if the nodes of the mask take all members when they are empty."""
+    return ever_slots(cluster, request, area, request.nodes) >= request.nodes
+
+
+def ever_slots(cluster: ClusterState, request: Request, area: int, enough: int | None = None) -> int:
+    """Return how many members the nodes of the mask take when they are empty; it stops at `enough`."""
+
+    def slots_of(state: NodeState) -> int:
+        return slots(state.node, request, total_capacity(state.node))
+
+    return count_slots(cluster, area & allowed_for(cluster, request), slots_of, enough)
 
 
 def could_ever_mask(cluster: ClusterState, request: Request) -> int:
-    """Return the mask of the nodes that could take the request, or a member of the gang, when empty."""
-    mask = union(mask for _, mask in _by_slots(cluster, request)) & with_constraints(cluster, request)
-    return mask if request.nodes == 1 else mask & addressed(cluster)
-
-
-def with_constraints(cluster: ClusterState, request: Request) -> int:
-    """Return the mask of the nodes with the labels that the request requires, or of the required node."""
-    mask = -1
-    if request.required_node is not None:
-        state = cluster.by_name.get(request.required_node)
-        mask = 0 if state is None else 1 << state.index
-    for name, value in request.labels_required.items():
-        mask &= domain_masks(cluster, name).get(value, 0)
-    return mask
+    """Return the mask of the nodes that could take a member when they are empty."""
+    return union(mask for _, mask in _by_slots(cluster, request)) & allowed_for(cluster, request)
 
 
 class Prospects:
@@ -112,9 +99,8 @@ class Prospects:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self._found: dict[tuple[object, ...], bool] = {}
         self._usable: dict[tuple[object, ...], int] = {}
-        self._partly_closed: int | None = None
+        self._partly_closed = mask_of([state.index for state in cluster.nodes if state.closed_gpus])
         self._known = (cluster.mark, cluster.open_mask, cluster.largest)
         """Mark, open nodes and inventory that the answers are of."""
 
@@ -132,67 +118,40 @@ class Prospects:
         if changed is None or open_mask != cluster.open_mask or inventory is not cluster.largest:
             return False
         self._known = cluster.mark, open_mask, inventory
-        closed = self._partly_closed or 0
-        return len(self._found) <= MAX_KEPT and not any(
-            cluster.nodes[position].closed_gpus or closed >> position & 1 for position in changed
+        return len(self._usable) <= MAX_KEPT and not any(
+            cluster.nodes[position].closed_gpus or self._partly_closed >> position & 1 for position in changed
         )
 
     def could_start(self, request: Request) -> bool:
-        """Return True if the open nodes could take the request, or the whole gang."""
-        found = self._found.get(request.shape)
-        if found is None:
-            if request.nodes == 1:
-                found = any(state.is_open and state.could_fit(request) for state in self._cluster.nodes)
-            else:
-                found = any(self._takes(request, area) for area in self._areas(request))
-            self._found[request.shape] = found
-        return found
+        """Return True if the open nodes could take all members of the request."""
+        return bool(self.usable(request))
 
     def usable(self, request: Request) -> int:
-        """Return the mask of the open nodes that could take the request, or members of the whole gang."""
+        """Return the mask of the open nodes that could take members of the request, if they could take all."""
         mask = self._usable.get(request.shape)
         if mask is None:
-            areas = [area for area in self._areas(request) if self._takes(request, area)]
+            found = [*self._slots(request)]
             mask = self._usable[request.shape] = union(
-                area & slots_mask for area in areas for _, slots_mask in self._slots(request, area)
+                each & area
+                for area in areas_of(self._cluster, request).values()
+                if sum(count * (each & area).bit_count() for count, each in found) >= request.nodes
+                for _, each in found
             )
         return mask
 
-    def _areas(self, request: Request) -> list[int]:
-        """Return the masks of open nodes, each of which may take the request or the whole gang."""
-        cluster = self._cluster
-        allowed = cluster.open_mask & with_constraints(cluster, request)
-        if request.nodes != 1:
-            allowed &= addressed(cluster)
-        if not request.same:
-            return [allowed]
-        return [area & allowed for area in domain_masks(cluster, request.same).values()]
-
-    def _takes(self, request: Request, area: int) -> bool:
-        if request.spread is Spread.SERVERS and area.bit_count() < request.nodes:
-            return False
-        count = 0
-        for slots_of_each, mask in self._slots(request, area):
-            count += slots_of_each * mask.bit_count()
-            if count >= request.nodes:
-                return True
-        return False
-
-    def _slots(self, request: Request, area: int) -> Iterator[tuple[int, int]]:
-        """Yield how many members nodes of the area take, and which nodes do."""
-        if self._partly_closed is None:
-            self._partly_closed = mask_of([state.index for state in self._cluster.nodes if state.closed_gpus])
+    def _slots(self, request: Request) -> Iterator[tuple[int, int]]:
+        """Yield how many members open nodes take without leases, and which nodes do."""
+        allowed = self._cluster.open_mask & allowed_for(self._cluster, request)
         for count, mask in _by_slots(self._cluster, request):
-            if whole := mask & area & ~self._partly_closed:
-                yield count, whole
-        for position in positions(area & self._partly_closed):
+            yield count, mask & allowed & ~self._partly_closed
+        for position in positions(allowed & self._partly_closed):
             state = self._cluster.nodes[position]
             if count := slots(state.node, request, state.capacity_without_leases):
                 yield count, 1 << position
 
 
 def could_start(cluster: ClusterState, request: Request) -> bool:
-    """Return True if the open nodes could take the request, or the whole gang, once all leases had ended."""
+    """Return True if the open nodes could take all members of the request once all leases had ended."""
     return Prospects.of(cluster).could_start(request)
 
 
@@ -209,7 +168,7 @@ def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:
                 found[number] = found.get(number, 0) | mask
         return list(found.items())
 
-    return of_inventory(cluster, f"slots {key}", count)
+    return of_inventory(cluster, ("slots", key), count)
 
 
 def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
@@ -222,7 +181,7 @@ def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
             gpus = tuple(
                 (gpu.gpu_id, gpu.gpu_type, gpu.vendor, gpu.memory_mib, gpu.is_mig) for gpu in node.gpus
             )
-            key = (tuple(sorted(node.resources.items())), gpus, node.vendor)
+            key = (tuple(sorted(node.resources.items())), gpus, node.islands, node.vendor)
             found.setdefault(key, []).append(state.index)
         return [(cluster.nodes[indexes[0]], mask_of(indexes)) for indexes in found.values()]
 

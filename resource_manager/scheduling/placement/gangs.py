@@ -12,11 +12,11 @@ from resource_manager.core.models import KEY_SEPARATOR, Lease, Placement, Reques
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import SlotsOf, count_slots, slots
 from resource_manager.scheduling.placement.node_masks import (
-    addressed,
     domain_masks,
     first_of,
     positions,
     union,
+    where_they_meet,
 )
 from resource_manager.scheduling.placement.policies import Policy, select_placement
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
@@ -84,16 +84,10 @@ def ranked(cluster: ClusterState, request: Request, members: Iterable[Placement]
     return (replace(first, port=port), *others) if port else None
 
 
-def member_of(request: Request) -> Request:
-    """Return the request of one member."""
-    return replace(request, nodes=1)
-
-
 def fitting_node(cluster: ClusterState, request: Request) -> NodeState | None:
-    """Return a node that the request, or a member of the gang, would get now; None if it does not fit."""
-    if request.nodes == 1:
-        return next(cluster.candidates(request), None)
-    members = select_members(cluster, request, first_fit)
+    """Return the first node that a request of that shape may get now; None if it does not fit."""
+    alike = replace(request, preferred_node=None, types=TypeChoice.BEST)
+    members = select_members(cluster, alike, first_fit)
     return None if members is None else cluster.by_name[members[0].node]
 
 
@@ -104,7 +98,7 @@ def plan(
 
     `allowed` is a mask of nodes. `slots_of` replaces what the nodes have free now.
     """
-    allowed &= addressed(cluster)
+    allowed &= where_they_meet(cluster, request)
     if slots_of is not None:
         allowed &= cluster.open_mask
     else:
@@ -207,7 +201,7 @@ def _domains(
 
 def _place(cluster: ClusterState, request: Request, policy: Policy, parts: list[Part]) -> Members | None:
     """Ask the policy member by member inside a trial, part by part."""
-    member = member_of(request)
+    member = replace(request, nodes=1)
     found: list[Placement] = []
     for mask, count in parts:
         # A policy reads the whole state it is given: to keep it to some nodes, it gets a state of these.

@@ -52,9 +52,14 @@ from resource_manager.core.server_facts import (
     Unreleased,
     WithheldGpus,
 )
-from resource_manager.scheduling.placement.gang_slots import could_ever_take, ever_slots, slots, takes_ever
-from resource_manager.scheduling.placement.gangs import member_of
-from resource_manager.scheduling.placement.node_masks import domain_masks, positions
+from resource_manager.scheduling.placement.gang_slots import (
+    could_ever_mask,
+    could_ever_take,
+    ever_slots,
+    slots,
+    takes_ever,
+)
+from resource_manager.scheduling.placement.node_masks import areas_of, positions
 
 MAX_CLOSED = 3
 """Maximum number of closed servers among the facts of a refusal."""
@@ -97,29 +102,18 @@ def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
 
 def _never_together(cluster: ClusterState, request: Request) -> Fact:
     """Return why the whole inventory cannot take the gang, although it can take a member."""
-    label, areas = request.same, _areas(cluster, request)
-    if label and not areas:
+    areas = areas_of(cluster, request)
+    if not areas:
         return LabelUnknown()
-    member = member_of(request)
-    able = [state for state in cluster.nodes if not state.retired and could_ever_fit(state.node, member)]
+    able = [state for state in cluster.nodes if not state.retired and could_ever_fit(state.node, request)]
     without = [state for state in able if not state.node.address]
     if without and len(able) - len(without) < (request.nodes if request.spread is Spread.SERVERS else 1):
         return AddressesMissing(len(without), len(able), without[0].name)
     if request.required_node is not None and request.spread is Spread.SERVERS:
         return OneServerOnly()
-    per_area = {
-        value: sum(ever_slots(cluster.nodes[position], request) for position in positions(mask))
-        for value, mask in areas.items()
-    }
+    per_area = {value: ever_slots(cluster, request, mask) for value, mask in areas.items()}
     value = max(per_area, key=per_area.__getitem__)
     return TooFewServers(per_area[value], value)
-
-
-def _areas(cluster: ClusterState, request: Request) -> dict[str, int]:
-    """Return the masks of nodes among which the request must be placed, by value of its label `same`."""
-    if request.same:
-        return domain_masks(cluster, request.same)
-    return {"": (1 << len(cluster.nodes)) - 1}
 
 
 # ---- not now ----
@@ -147,15 +141,13 @@ def _no_server(cluster: ClusterState, request: Request) -> Grounds:
 
 
 def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
+    could = could_ever_mask(cluster, request)
     areas = {
-        value: mask for value, mask in _areas(cluster, request).items() if takes_ever(cluster, request, mask)
+        value: mask & could
+        for value, mask in areas_of(cluster, request).items()
+        if takes_ever(cluster, request, mask)
     }
-    able = {
-        value: [
-            state for position in positions(mask) if ever_slots(state := cluster.nodes[position], request)
-        ]
-        for value, mask in areas.items()
-    }
+    able = {value: [cluster.nodes[position] for position in positions(mask)] for value, mask in areas.items()}
     count = {value: sum(_slots_now(state, request) for state in states) for value, states in able.items()}
     value = max(count, key=count.__getitem__)
     states, free = able[value], MembersFree(count[value], value)
@@ -176,8 +168,8 @@ def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
 
 
 def _slots_now(state: NodeState, request: Request) -> int:
-    """Return how many members of the gang the server takes now."""
-    return slots(state.node, request, state.capacity) if state.is_open and state.node.address else 0
+    """Return how many members of the gang the server takes now, that takes some when it is empty."""
+    return slots(state.node, request, state.capacity) if state.is_open else 0
 
 
 def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:

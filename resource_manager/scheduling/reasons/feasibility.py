@@ -10,6 +10,7 @@ from resource_manager.core.fit import (
     Shortage,
     ShortageKind,
     accepted_gpu_ids,
+    can_meet,
     could_ever_fit,
     count_gpus,
     has_mig_devices_for,
@@ -290,20 +291,20 @@ def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
 
 def verdict(state: NodeState, request: Request) -> Verdict:
     """Return one server's verdict on the request."""
-    can_meet = request.nodes == 1 or bool(state.node.address)
-    fits = can_meet and state.fits(request)
+    is_allowed = can_meet(state.node, request)
+    fits = is_allowed and state.fits(request)
     return Verdict(
         state.name,
         state.node.server_id,
         fits,
-        can_meet and not state.retired and could_ever_fit(state.node, request),
+        is_allowed and not state.retired and could_ever_fit(state.node, request),
         () if fits else tuple(_reasons(state, request)),
     )
 
 
 def _reasons(state: NodeState, request: Request) -> list[Fact]:
     reasons: list[Fact] = []
-    if request.nodes != 1 and not state.node.address:
+    if not can_meet(state.node, request):
         reasons.append(NoAddress())
     if state.retired:
         reasons.append(LeftInventory())

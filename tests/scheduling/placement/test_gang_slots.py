@@ -9,12 +9,19 @@ from random import Random
 from resource_manager.core.changes import (
     Drained,
     GpuClosed,
+    GpuOpened,
     InventoryChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Request, Spread
+from resource_manager.core.models import Link, Node, Request, Spread
 from resource_manager.scheduling import allocator, lease_steps
-from resource_manager.scheduling.placement.gang_slots import Prospects, slots, takes_ever
+from resource_manager.scheduling.placement.gang_slots import (
+    Prospects,
+    could_ever_mask,
+    could_start,
+    slots,
+    takes_ever,
+)
 from tests.scheduling.placement.test_gangs import (
     cluster_of,
     drawn_gang,
@@ -22,6 +29,7 @@ from tests.scheduling.placement.test_gangs import (
     gang,
     members_one_by_one,
     places,
+    server,
     start,
 )
 
@@ -87,3 +95,26 @@ def test_what_gangs_could_start_on_is_what_each_server_could_take() -> None:
                 assert prospects.could_start(request) == expected
                 found[expected, request.spread is Spread.PACK, bool(request.same)] += 1
     assert len(found) == 8
+
+
+def test_a_gpu_that_opens_again_counts_for_who_could_start() -> None:
+    cluster = cluster_of("a")
+    request = Request("r", 2)
+    cluster.apply(GpuClosed("a", 0, "", "xid 79", 0.0))
+    assert not could_start(cluster, request)
+    cluster.apply(GpuOpened("a", 0, 1.0))
+    assert could_start(cluster, request)
+
+
+def test_servers_with_other_islands_are_of_another_kind() -> None:
+    def joined(name: str, number: int, *islands: tuple[int, ...]) -> Node:
+        return server(name, number, 4, islands=islands)
+
+    linked = Request("r", 4, link=Link.REQUIRE)
+    for names in ("ab", "ba"):
+        cluster = ClusterState(
+            joined(name, number, *(((0, 1, 2, 3),) if name == "a" else ((0, 1), (2, 3))))
+            for number, name in enumerate(names)
+        )
+        assert could_ever_mask(cluster, linked) == 1 << names.index("a")
+        assert Prospects(cluster).usable(linked) == 1 << names.index("a")

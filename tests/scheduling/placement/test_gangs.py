@@ -196,7 +196,7 @@ def test_a_plan_for_later_is_for_open_servers_with_an_address_of_those_allowed()
     cluster = ClusterState([*(state.node for state in cluster_of("abc").nodes), Node("z", 25)])
     cluster.apply(Drained("a", 0.0))
     assert plan(cluster, gang("g", 2), slots_of=lambda _: 1) == [Part(0b0110, 2)]
-    assert plan(cluster, gang("g", 1), 0b1101, lambda _: 1) == [Part(0b0100, 1)]
+    assert plan(cluster, gang("g", 2), 0b1101, lambda _: 2) == [Part(0b0100, 2)]
 
 
 def test_servers_without_a_port_are_left_out_one_after_the_other() -> None:
