@@ -127,7 +127,7 @@ class Prospects:
         return bool(self.usable(request))
 
     def usable(self, request: Request) -> int:
-        """Return the mask of the open nodes that could take members of the request, if they could take all."""
+        """Return the mask of the open nodes that could take members of the request, if they take all."""
         mask = self._usable.get(request.shape)
         if mask is None:
             found = [*self._slots(request)]
