@@ -93,7 +93,7 @@ class Transactions:
         """Return why this process can grant nothing in that state; None if it can."""
         if self.distrusted is not None:
             return self.distrusted
-        return self._rules.of(cluster).refusal if cluster.nodes else misconfigured(NO_SERVERS)
+        return self._rules.refusal(cluster) if cluster.nodes else misconfigured(NO_SERVERS)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""

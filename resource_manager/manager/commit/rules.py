@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.models import Placement, Request
 from resource_manager.core.refusal import Grounds, misconfigured
 from resource_manager.errors import PolicyError
-from resource_manager.scheduling.placement.policies import Policy, get_policy
+from resource_manager.scheduling.placement.policies import Policy, get_policy, package_of, scores_of
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order, priority
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
+
+logger = logging.getLogger(__name__)
+
+FAULT_SHOWN_S = 60.0
+"""For so long after a fault of the policy readers are told of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutFaults:
+    """A policy that has no place for a request for which `policy` fails, so that releases go on."""
+
+    policy: Policy
+    note: Callable[[str], None]
+
+    def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
+        try:
+            return self.policy(cluster, request)
+        except PolicyError as error:
+            self.note(str(error))
+            return None
+
+    def scores(self, cluster: ClusterState, request: Request) -> dict[str, int]:
+        """Return the scores of the policy, none if it fails."""
+        try:
+            return scores_of(self.policy, cluster, request)
+        except PolicyError as error:
+            self.note(str(error))
+            return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +67,9 @@ class Rules:
 class RuleBook:
     """Rules of the settings that were used last; thread-safe."""
 
+    _fault: str
+    _failed_at: float
+
     def __init__(self) -> None:
         settings = ClusterSettings()
         self._last = settings, self._look_up(settings)
@@ -47,13 +83,28 @@ class RuleBook:
             self._last = cluster.settings, rules
         return rules
 
+    def refusal(self, cluster: ClusterState) -> Grounds | None:
+        """Return why nothing is granted by the state's settings, or not all that fits: its policy failed."""
+        rules = self.of(cluster)
+        if time.monotonic() - self._failed_at > FAULT_SHOWN_S:
+            return rules.refusal
+        return rules.refusal or misconfigured(f"{self._fault}; gpu-manager apply sets another policy")
+
+    def _note(self, fault: str) -> None:
+        if time.monotonic() - self._failed_at > FAULT_SHOWN_S:
+            logger.error("%s", fault)
+        self._fault, self._failed_at = fault, time.monotonic()
+
     def _look_up(self, settings: ClusterSettings) -> Rules:
+        self._fault, self._failed_at = "", -math.inf
         refusal = None
         policy: Policy = first_fit
         order = priority
         try:
             order = get_order(settings.order)
             policy = get_policy(settings.policy)
+            if package_of(settings.policy):
+                policy = WithoutFaults(policy, self._note)
         except PolicyError as error:
             package = settings.policy_package or "another version of this software"
             refusal = misconfigured(f"{error}: install {package} where process {_this_process()} runs")

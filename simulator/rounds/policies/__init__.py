@@ -7,6 +7,7 @@ from functools import partial
 from importlib.metadata import entry_points
 
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.placement.package_policy import load
 from simulator.rounds.linear_programs import Solve, get_solver
 from simulator.rounds.policies.base import RoundPolicy
 from simulator.rounds.policies.gandiva_fair import gandiva_fair
@@ -43,7 +44,7 @@ def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
         if name not in points.names:
             known = ", ".join(sorted({*ROUND_POLICIES, *points.names}))
             raise PolicyError(f"unknown round policy {name!r}; known are {known}")
-        maker = points[name].load()
+        maker = load(points[name])
     return maker(get_solver(solver))
 
 

@@ -8,6 +8,8 @@ from importlib.metadata import entry_points
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.placement import package_policy
+from resource_manager.scheduling.placement.package_policy import PackagePolicy
 from resource_manager.scheduling.placement.policies.best_fit import best_fit
 from resource_manager.scheduling.placement.policies.dot_product import dot_product
 from resource_manager.scheduling.placement.policies.fgd import fgd
@@ -60,7 +62,7 @@ def get_policy(name: str, *, seed: int | None = None) -> Policy:
         if name not in found:
             known = ", ".join(sorted({*POLICIES, *found}))
             raise PolicyError(f"unknown policy {name!r}; known are {known}")
-        policy = found[name].load()
+        policy = PackagePolicy(found[name], package_policy.load(found[name]))
     with_seed: Callable[[int], Policy] | None = getattr(policy, "with_seed", None)
     return policy if seed is None or with_seed is None else with_seed(seed)
 
@@ -68,7 +70,7 @@ def get_policy(name: str, *, seed: int | None = None) -> Policy:
 def package_of(name: str) -> str:
     """Return the distribution that brings a policy of an entry point; empty for a built-in one."""
     found = () if name in POLICIES else entry_points(group=ENTRY_POINT_GROUP, name=name)
-    return next((point.dist.name for point in found if point.dist is not None), "")
+    return next(map(package_policy.package_of, found), "")
 
 
 def takes_seed(policy: Policy) -> bool:
