@@ -16,6 +16,8 @@ from simulator.errors import InputError
 MAX_VALUE = 10**15
 """Largest number a table may hold: sums and squares stay finite, and seconds exact."""
 
+MAX_SHOWN = 100
+
 
 class Row(NamedTuple):
     """One row of a table: its values by column, and its position."""
@@ -87,7 +89,11 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
             header = [name.strip() for name in next(reader, [])]
             for name in columns:
                 if name not in header:
-                    raise InputError(f"the column {name} is missing", path=path, line=1)
+                    there = f": there is {','.join(header)[:MAX_SHOWN]!r}" if header else ""
+                    raise InputError(f"the column {name} is missing{there}", path=path, line=1)
+            for name in header:
+                if name and header.count(name) > 1:
+                    raise InputError(f"the column {name} appears twice", path=path, line=1)
             for texts in reader:
                 if not texts:
                     continue
@@ -96,7 +102,8 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
                     raise InputError(reason, path=path, line=reader.line_num)
                 yield Row(dict(zip(header, texts, strict=True)), path, reader.line_num)
         except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"not a table of text: {error}", path=path, line=reader.line_num) from error
+            line = reader.line_num or None  # not known of a byte that is no text
+            raise InputError(f"not a table of text: {error}", path=path, line=line) from error
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:

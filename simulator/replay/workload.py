@@ -260,9 +260,8 @@ def _reject_misfits(
     for row, request in zip(rows, requests, strict=True):
         for gpu_type in request.gpu_types:
             if gpu_type not in types:
-                raise row.fail(
-                    f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
-                )
+                known = ", ".join(sorted(filter(None, types))) or "none: the nodes have no gpu_type"
+                raise row.fail(f"no node has a GPU of type {gpu_type!r}; known are {known}")
         if request.shape in misfits:
             raise row.fail(
                 f"job {request.lease_id!r} is larger than any node{_advice(request, nodes, split_large_jobs)}"
@@ -340,6 +339,8 @@ def _job(row: Row) -> Job:
     expected = row.text("expected_runtime_s")
     runtime_s = row.number("runtime_s")
     gpus = row.whole("gpus")
+    if row.text("gpu_type") and "gpu_types" not in row.values:
+        raise row.fail("gpu_type is what a node has: the column of a job is gpu_types")
     try:
         request = Request(
             row.text("job"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 from dataclasses import replace
@@ -218,7 +219,23 @@ def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("runtime_s", "run_time", "jobs.csv:1: the column runtime_s is missing"),
+        (
+            "runtime_s",
+            "run_time",
+            "jobs.csv:1: the column runtime_s is missing: there is 'job,submit_s,run_time,",
+        ),
+        (",", ";", "nodes.csv:1: the column node is missing: there is 'node;gpus;"),
+        ("priority", "gpus", "jobs.csv:1: the column gpus appears twice"),
+        (
+            "gpu_types",
+            "gpu_type",
+            "jobs.csv:3: gpu_type is what a node has: the column of a job is gpu_types",
+        ),
+        (
+            ",gpu_type,",
+            ",model,",
+            "jobs.csv:3: no node has a GPU of type 'A100'; known are none: the nodes have",
+        ),
         ("y,10,50", "y,10,-50", "jobs.csv:3: runtime_s is -50, not a finite number of 0 or more"),
         ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
         ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node: nodes is missing"),
@@ -241,6 +258,12 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert not (tmp_path / "o").exists()
+
+
+def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
+    _, jobs = files(tmp_path)
+    jobs.write_bytes(gzip.compress(jobs.read_bytes()))
+    assert "jobs.csv: not a table of text: 'utf-8' codec can't decode" in replay(tmp_path).stderr
 
 
 @pytest.mark.parametrize(
