@@ -139,7 +139,7 @@ class LeasedNodes(NodeIndex):
             raise CapacityError(f"task {lease_id!r} already holds a lease")
         if request.nodes != 1 or len(lease.members) != 1:
             self._allocate_gang(lease)
-        else:
+        else:  # what `_allocate_members` does, for the most frequent of all steps
             state = self.by_name.get(placement.node)
             if state is None:
                 raise UnknownNodeError(placement.node, self.by_name)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import FreeCapacity, fits
+from resource_manager.core.fit import FreeCapacity, can_meet
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.pending import Kind
@@ -292,17 +292,19 @@ class _Shape:
             else:
                 self._members.pop(position, None)
         one = request.gpus * request.gpu_milli
-        if request.nodes == 1:
-            return any(group.milli[position] >= one for position in self._members)
-        count: Counter[str | None] = Counter()
+        count: Counter[str] = Counter()
         for position, members in self._members.items():
-            in_domain = cluster.nodes[position].node.labels.get(request.same) if request.same else ""
-            count[in_domain] += members if not one else min(members, int(group.milli[position] // one))
-        return any(found >= request.nodes for domain, found in count.items() if domain is not None)
+            if members := min(members, int(group.milli[position] // one)) if one else members:
+                labels = cluster.nodes[position].node.labels
+                domain = labels[request.same] if request.same else ""
+                count[domain] += members
+                if count[domain] >= request.nodes:
+                    return True
+        return False
 
     def _members_on(self, state: NodeState, free: FreeCapacity) -> int:
-        if not state.is_open:
+        node, request = state.node, self._request
+        if not state.is_open or not can_meet(node, request):
             return 0
-        if self._request.nodes == 1:
-            return int(fits(state.node, self._request, free))
-        return slots(state.node, self._request, free) if state.node.address else 0
+        is_apart = request.same and request.same not in node.labels
+        return 0 if is_apart else slots(node, request, free)

@@ -100,7 +100,7 @@ def _of_one_place(
             if useful.node(name):
                 on.setdefault(name, []).append(lease)
     for name, there in on.items():
-        if len(there) <= MAX_EXACT or request.gpus != 1 or request.nodes != 1:
+        if len(there) <= MAX_EXACT or request.nodes * request.gpus != 1:
             yield there
             continue
         state, on_gpu = cluster.by_name[name], dict[int, list[Lease]]()

@@ -84,11 +84,10 @@ class Reservations:
         """Put a request that does not start ahead of those that are asked about next."""
         self._waiting.append(request)
         self._ahead += 1
-        usable = self._prospects.usable(request)
-        self._common_mask &= usable if request.gpus else 0
-        if request.nodes != 1:
+        self._common_mask &= self._prospects.usable(request) if request.gpus else 0
+        if swept := self._sweep_of(request):
             self._gangs_ahead += 1
-            self._to_sweep += usable.bit_count()
+            self._to_sweep += swept
 
     def is_over(self) -> bool:
         """Return True if it is known that no pending request behind those put ahead can start now."""
@@ -149,9 +148,12 @@ class Reservations:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""
         if self._count == MAX_RESERVATIONS:
             return True
-        if request.nodes == 1 or not self._swept:
-            return False
-        return self._swept + self._prospects.usable(request).bit_count() > MAX_SWEPT
+        swept = self._sweep_of(request)
+        return bool(swept and self._swept) and self._swept + swept > MAX_SWEPT
+
+    def _sweep_of(self, request: Request) -> int:
+        """Return the number of nodes at which a reservation has to look together: none for one member."""
+        return 0 if request.nodes == 1 else self._prospects.usable(request).bit_count()
 
     def reserve(self, request: Request) -> float | None:
         """Reserve the earliest start that delays no earlier reservation, on nodes of which nothing is held.
@@ -255,7 +257,7 @@ class Reservations:
 
     def _reserve_gang(self, request: Request) -> float | None:
         """Reserve nodes for all members at the first time at which they are free together for the runtime."""
-        self._swept += self._prospects.usable(request).bit_count()
+        self._swept += self._sweep_of(request)
         before, runtime_s = self._as_before(request), self._leases.runtime_s(request)
         if before is not None and self._dirty is not None:
             self._dirty.add(before.position)
