@@ -61,6 +61,8 @@ def check_names(names: Mapping[str, Iterable[str]]) -> None:
 
 
 def _check_printable(field_name: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError("{} must be a text, got {!a:.100}", Words.parameter(field_name), text)
     if text.isascii() and text.isprintable():
         return
     if _UNPRINTABLE.search(text) or not all(_joins(text, found.start()) for found in _JOINER.finditer(text)):

@@ -27,6 +27,7 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
 from resource_manager.manager.demand_fields import (
     MAX_COUNT,
+    PRINTABLE,
     WHOLE,
     Count,
     Deadline,
@@ -49,6 +50,8 @@ from resource_manager.words import Words
 _MAX_ERRORS = 100
 """Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""
 _SHOULD = re.compile(r"^[A-Z]\w+ should ")
+_CHARACTERS = re.compile(r"\^\[(?!\^)(.+)\][+*]\$")
+"""A pattern that lists the characters which a text may have."""
 
 
 class Demand(BaseModel):
@@ -332,14 +335,19 @@ def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
 def in_words(entry: ErrorDetails) -> str:
     """Return an error's text without the words and patterns of pydantic, with the value that is wrong."""
     if entry["type"] == "string_pattern_mismatch":
-        return "has a control or an invisible character"
+        pattern = entry["ctx"]["pattern"]
+        if pattern == PRINTABLE:
+            return "has a control or an invisible character"
+        plain = _CHARACTERS.fullmatch(pattern)
+        rule = f"may have only the characters {plain[1]}" if plain else f"must be of the form {pattern}"
+        return f"{rule}, got {entry['input']!a:.100}"
     if _SHOULD.match(entry["msg"]):
         return f"{_SHOULD.sub('must ', entry['msg'])}, got {entry['input']!a:.100}"
     return entry["msg"].removeprefix("Value error, ")
 
 
 def _printable(key: object) -> str:
-    return f"{key if str(key).isprintable() else ascii(key):.100}"
+    return (str(key) if str(key).isprintable() else ascii(key))[:100]
 
 
 def given_value(value: Any) -> Any:

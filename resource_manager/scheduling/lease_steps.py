@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import isfinite
+from numbers import Real
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -169,13 +171,15 @@ def renew(
     `checkpoint_at` is when its job last saved what it did, if that is later than what is known. Raises as
     `release` does, and `InvalidRequestError` if `for_s` is not above 0 and at most `MAX_RENEWAL_S`.
     """
-    if for_s is not None and not 0 < for_s <= MAX_RENEWAL_S:
-        text = "{for_s} must be above 0 and at most {:g} (a day), got {}"
+    if for_s is not None and not (isinstance(for_s, Real) and 0 < for_s <= MAX_RENEWAL_S):
+        text = "{for_s} must be above 0 and at most {:g} (a day), got {!a:.100}"
         raise InvalidRequestError(text, MAX_RENEWAL_S, for_s)
+    if checkpoint_at is not None and not (isinstance(checkpoint_at, Real) and isfinite(checkpoint_at)):
+        raise InvalidRequestError("{checkpoint_at} must be a time in seconds, got {!a:.100}", checkpoint_at)
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     life_s = max(lease.request.ttl_s, for_s or 0.0)
     ends_at = renewed_until(cluster.ledger, lease, now, life_s)
-    saved = [at for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
+    saved = [float(at) for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
     return [Renewed(lease_id, lease.fencing_token, now, ends_at, max(saved, default=None))]
 
 

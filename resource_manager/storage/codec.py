@@ -70,8 +70,11 @@ _ADAPTERS = _Adapters()
 def change_to_json(change: Change) -> str:
     """Return a change as one line of JSON; its first key, `change`, is the kind in lower case."""
     tag = _TAGS[type(change)]
-    body = _ADAPTERS[type(change)].serializer.to_json(change, exclude_defaults=True).decode()
-    return f'{_TAG_KEY}{tag}",{body[1:]}'
+    try:
+        body = _ADAPTERS[type(change)].serializer.to_json(change, exclude_defaults=True, warnings="error")
+    except PydanticSerializationError as error:  # nobody could read it back
+        raise InvalidRequestError("{}", f"a {tag} change cannot be stored: {_in_a_line(error)}") from error
+    return f'{_TAG_KEY}{tag}",{body[1:].decode()}'
 
 
 def change_from_json(text: str | bytes) -> Change:
@@ -214,6 +217,10 @@ def _unreadable(what: str, error: ValidationError) -> CorruptStateError:
         fields_unknown = ", ".join(ascii(str(each["loc"][-1])[:40]) for each in found)
         return NewerFormatError(f"this software does not know {fields_unknown} of {what}: upgrade it")
     return CorruptStateError(f"not {what}: {_first(error)}")
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _first(error: ValidationError) -> str:

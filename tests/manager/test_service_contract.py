@@ -247,6 +247,11 @@ ERRORS: list[tuple[type[Exception], str | None, Callable[[LeaseService], object]
     (LeaseNotFoundError, None, lambda service: service.renew("nobody")),
     (InvalidRequestError, "for_s", lambda service: service.renew("held", for_s=0)),
     (InvalidRequestError, "for_s", lambda service: service.renew("held", for_s=86_401)),
+    (InvalidRequestError, "for_s", lambda service: service.renew("held", for_s="x")),  # type: ignore[arg-type]
+    (InvalidRequestError, "checkpoint_at", lambda service: service.renew("held", checkpoint_at="x")),  # type: ignore[arg-type]
+    (InvalidRequestError, "reason", lambda service: service.cancel("held", reason=5)),  # type: ignore[arg-type]
+    (InvalidRequestError, "labels", lambda service: service.submit("t", 2, labels={5: 6})),  # type: ignore[dict-item]
+    (InvalidRequestError, "ttl", lambda service: service.submit("t", 2, ttl=True)),
     (LeaseNotFoundError, None, lambda service: service.named("nobody")),
     (LeaseNotFoundError, None, lambda service: service.preempt("nobody")),
 ]

@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MaintenanceChanged,
     MembersReleased,
     Preempting,
@@ -33,7 +34,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
-from resource_manager.errors import CorruptStateError, NewerFormatError
+from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
 from resource_manager.storage import codec
 
 NODE = Node("a", 0, {"cpus": 64, "compute_tflops": 57.6}, (Gpu(0, "A100"), Gpu(1, "A100", memory_mib=81920)))
@@ -172,3 +173,17 @@ def test_a_newer_format_is_refused() -> None:
     value = codec.snapshot_to_dict(ClusterState([NODE]).snapshot())
     with pytest.raises(CorruptStateError, match="upgrade"):
         codec.snapshot_from_dict({**value, "format": STORED_FORMAT + 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        JobPlaced("t", 7, ("a",), 2.0),  # type: ignore[arg-type]
+        Renewed("t", 7, 2.0, 62.0, checkpoint_at="1"),  # type: ignore[arg-type]
+        Cancelled("\ud800", 1.0, ""),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(change: Change) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^a [a-z]+ change cannot be stored: .+") as caught:
+        codec.change_to_json(change)
+    assert "\n" not in str(caught.value)

@@ -19,9 +19,9 @@ def seconds_of(duration: float | str | timedelta) -> float:
     """Return the seconds of a duration such as `3d`, `12h`, `10min` or `90`; raises `ValueError`."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
-    if not isinstance(duration, str):
+    if not isinstance(duration, str | bool):
         return float(duration)
-    found = _DURATION.fullmatch(duration.strip())
+    found = _DURATION.fullmatch(str(duration).strip())
     if found is None or found[2] not in _UNITS_S:
         raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {duration!r}")
     return float(found[1]) * _UNITS_S[found[2]]
@@ -29,7 +29,7 @@ def seconds_of(duration: float | str | timedelta) -> float:
 
 def as_seconds(value: object) -> object:
     """Return the seconds of a text or `timedelta`, and anything else as it is, for a field of seconds."""
-    if not isinstance(value, (str, timedelta)):
+    if not isinstance(value, (str, timedelta, bool)):
         return value
     try:
         return seconds_of(value)

@@ -151,6 +151,8 @@ class Server(BaseModel):
     def _pattern_of_names(self) -> Server:
         if self.count is not None and "{id}" not in self.name:
             raise ValueError("with count, name must contain {id}")
+        if re.search("[{}]", self.name.replace("{id}", "")):
+            raise ValueError(f"name may have {{id}} and no other brace, got {self.name!r}")
         if self.count is not None and self.id is not None:
             raise ValueError("give either count or id")
         if self.gang_ports[0] > self.gang_ports[1]:

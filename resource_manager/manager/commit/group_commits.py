@@ -15,6 +15,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
 from resource_manager.errors import (
+    InvalidRequestError,
     LockedError,
     LockTimeoutError,
     RepeatedError,
@@ -74,14 +75,14 @@ class GroupCommits:
         self._contended = False
 
     def _lead(self, group: list[Operation[Any]], deadline: float) -> None:
-        """Commit the group; where the store is full, each operation for itself."""
+        """Commit the group; where the store is full, or cannot write one's change, each for itself."""
         parts = deque([group])
         with self._replica:
             while parts:
                 part = parts.popleft()
                 try:
                     self._commit_group(part, deadline)
-                except StoreFullError as error:
+                except (StoreFullError, InvalidRequestError) as error:
                     if len(part) > 1:  # some may need no memory
                         parts.extend([operation] for operation in part)
                     else:

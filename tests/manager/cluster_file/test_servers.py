@@ -91,7 +91,12 @@ ids = [7]
         ("[[servers]]\nname = 'a'\n", 1, "cpus"),
         ("[[servers]]\nname = 'a'\ncpus = 1\n\n[[servers]]\nname = 'b'\ncpus = -4\n", 7, "cpus"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpu = 8\n", 4, "gpu"),
-        ("[[servers]]\nname = 'a b'\ncpus = 1\n", 2, "name"),
+        (
+            "[[servers]]\nname = 'a b'\ncpus = 1\n",
+            2,
+            "name: may have only the characters A-Za-z.*, got 'a b'",
+        ),
+        ("[[servers]]\nname = 'a{0..3}'\ncpus = 1\n", 1, "{id} and no other brace, got 'a{0..3}'"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = 'eight'\n", 4, "gpus"),
         ("[[servers]]\nname = 'a'\ncpus = 1\n\n[[servers]]\nname = 'a'\ncpus = 1\n", 5, "used twice"),
         (
@@ -118,7 +123,7 @@ ids = [7]
             "UUID of 'n1' is used twice",
         ),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, uuids = ['a b'] }]\n", 4, "uuids"),
-        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, pci = ['7'] }]\n", 4, "pci"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, pci = ['7'] }]\n", 4, "of the form .*'7'"),
         (
             "[[servers]]\nname = 'a'\ncpus = 1\nvendor = 'matrox'\n",
             4,

@@ -461,7 +461,24 @@ class TestTheRecoveryWindow:
         assert len(notes.of("lock_wait_s")) == 2
 
 
+def unwritable() -> None:
+    raise InvalidRequestError("a jobplaced change cannot be stored: a is no place")
+
+
 class TestThreadsOfOneProcess:
+    def test_one_whose_change_cannot_be_written_fails_alone(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b")
+            meanwhile.comes("c")
+            store.before_commit += [unwritable, lambda: None, unwritable]
+        assert meanwhile.granted == {"a", "b"}
+        assert [(each, type(error)) for each, error in meanwhile.errors.items()] == [
+            ("c", InvalidRequestError)
+        ]
+        assert state.read(holders) == {"a", "b"}
+
     def test_one_commit_carries_all_operations_that_arrived_meanwhile(
         self, state: Transactions, store: WatchedStore
     ) -> None:
