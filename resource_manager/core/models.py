@@ -168,7 +168,7 @@ class Request:
 
     With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
     with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
-    be on nodes of one value of the label `prefer_same`.
+    be on nodes of one value of the label `prefer_same`. For one member these three are as by default.
     """
 
     lease_id: str

@@ -8,7 +8,7 @@ from dataclasses import fields
 from datetime import datetime
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Unpack
+from typing import Unpack
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
@@ -58,10 +58,7 @@ REQUEST_NAMES = {
 }
 """Names of a `Request` and its utility -> those of a `Demand`."""
 
-_CHANGED = {
-    *("resources", "gpu_types", "types", "link", "utility", "ttl_s"),
-    *("nodes", "spread", "same", "prefer_same"),
-}
+_CHANGED = {"resources", "gpu_types", "types", "link", "utility", "ttl_s", "spread"}
 _SAME = {field: name for field, name in _SHARED.items() if field not in _CHANGED}
 _same_values = attrgetter(*_SAME.values())
 
@@ -120,12 +117,12 @@ def build_request(
             gpu_types=tuple(demand.gpu_types),
             types=TypeChoice(demand.types),
             link=Link(demand.link),
+            spread=Spread(demand.spread),
             preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
             required_node=None if server is None else server_name(cluster, server, "server"),
             ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,
             utility=_utility(demand),
             deadline_at=_deadline_at(demand, now),
-            **_gang(demand),
             **dict(zip(_SAME, _same_values(demand), strict=True)),
         )
         return request if _is_plain(request) else checked(request)
@@ -152,18 +149,6 @@ def _deadline_at(demand: Demand, now: float) -> float | None:
     if isinstance(demand.deadline, datetime):
         return demand.deadline.timestamp()
     return None if demand.deadline is None else now + demand.deadline
-
-
-def _gang(demand: Demand) -> dict[str, Any]:
-    """Return the fields of a gang, none for one server, where they make no difference."""
-    if demand.nodes == 1:
-        return {}
-    return {
-        "nodes": demand.nodes,
-        "spread": Spread(demand.spread),
-        "same": demand.same,
-        "prefer_same": demand.prefer_same,
-    }
 
 
 def gpu_range(cluster: ClusterState) -> tuple[int, int]:
