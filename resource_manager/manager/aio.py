@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from resource_manager.manager.lease_changes import has_news
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.original import OriginalNames
+from resource_manager.manager.results import LeaseChanges, Submission
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+WAIT_AT_ONCE_S = 1.0
+"""For so long a wait keeps its thread: then another one has its turn, and one that was cancelled is gone."""
+
 
 def _awaitable(
-    method: Callable[Concatenate[Any, P], R],
+    method: Callable[Concatenate[Any, P], R], *, waits: bool = False
 ) -> Callable[Concatenate[AsyncGPUResourceManager, P], Coroutine[Any, Any, R]]:
     @wraps(method)
     async def call(self: AsyncGPUResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = partial(getattr(self.manager, method.__name__), *args, **kwargs)
         # In a copy of this task's context: it may say who asks.
-        return await asyncio.get_running_loop().run_in_executor(self.executor, copy_context().run, bound)
+        executor = self.waiting if waits else self.executor
+        return await asyncio.get_running_loop().run_in_executor(executor, copy_context().run, bound)
 
     return call
 
@@ -32,12 +39,14 @@ def _awaitable(
 class AsyncGPUResourceManager:
     """A lease service, awaitable: a client of a service, or a manager, by default `GPUResourceManager()`.
 
-    A cancelled call may still be carried out.
+    A cancelled call may still be carried out. Waits have threads of their own: however many there are, other
+    calls go on.
     """
 
     def __init__(self, manager: LeaseService | None = None, *, max_workers: int = 10) -> None:
         self.manager = manager or GPUResourceManager()
         self.executor = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager")
+        self.waiting = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager-wait")
 
     allocate = _awaitable(GPUResourceManager.allocate)  # with a store only
     try_allocate = _awaitable(LeaseService.try_allocate)
@@ -60,8 +69,8 @@ class AsyncGPUResourceManager:
     agent_state = _awaitable(LeaseService.agent_state)
     job_output = _awaitable(LeaseService.job_output)
     named = _awaitable(LeaseService.named)
-    wait = _awaitable(LeaseService.wait)
-    lease_changes = _awaitable(LeaseService.lease_changes)
+    _wait = _awaitable(LeaseService.wait, waits=True)
+    _lease_changes = _awaitable(LeaseService.lease_changes, waits=True)
     leases = _awaitable(LeaseService.leases)
     preempting = _awaitable(LeaseService.preempting)
     queue = _awaitable(LeaseService.queue)
@@ -100,8 +109,28 @@ class AsyncGPUResourceManager:
     allocate_batch = _awaitable(OriginalNames.allocate_batch)
     allocate_resources_async = allocate_resources  # the original's name (section 10.2.4)
 
+    async def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
+        """Return as `LeaseService.wait` does."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            found = await self._wait(lease_id, min(left_s, WAIT_AT_ONCE_S))
+            if found is None or found["state"] != "WAITING" or left_s <= WAIT_AT_ONCE_S:
+                return found
+
+    async def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
+        """Return as `LeaseService.lease_changes` does."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            found = await self._lease_changes(after, min(left_s, WAIT_AT_ONCE_S), prefix)
+            if has_news(found) or left_s <= WAIT_AT_ONCE_S:
+                return found
+            after = found["version"]
+
     async def close(self) -> None:
-        """Wait for running calls, then close the manager."""
+        """Wait for running calls, then close the manager; a wait goes on no more."""
+        await asyncio.to_thread(self.waiting.shutdown, cancel_futures=True)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.manager.close)
 

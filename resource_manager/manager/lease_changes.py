@@ -38,6 +38,11 @@ def _lease_id_of(change: Any) -> str:
     return getattr(about, "lease_id", "")
 
 
+def has_news(found: LeaseChanges) -> bool:
+    """Return whether anything changed, or all there is was the answer."""
+    return bool(found["is_whole"] or found["leases"] or found["pending"] or found["ended"])
+
+
 def since(commits: Transactions, store: Store, after: int, prefix: str) -> LeaseChanges:
     """Return what changed after a version of those whose ids begin with `prefix`, each as it is now."""
     version = commits.read(lambda cluster, now: cluster.version)

@@ -175,7 +175,7 @@ class Queries:
         while True:
             found = lease_changes.since(self._commits, self.store, after, prefix)
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or found["is_whole"] or found["leases"] or found["pending"] or found["ended"]:
+            if left_s <= 0 or lease_changes.has_news(found):
                 return found
             after = found["version"]
             time.sleep(min(left_s, lease_changes.POLL_S))

@@ -509,6 +509,29 @@ class TestServersAndHistory:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("cancelled", [False, True])
+    def test_asyncio_goes_on_however_many_wait(self, manager: GPUResourceManager, cancelled: bool) -> None:
+        """A release must not wait for the very waits that it ends, nor closing for them."""
+
+        async def main() -> list[Any]:
+            face = AsyncGPUResourceManager(manager, max_workers=2)
+            await face.submit("held", 8, server=0)
+            await face.submit("next", 8, server=0)
+            await face.submit("last", 8, server=0)
+            waits = [asyncio.create_task(face.wait("next", 3600)) for _ in range(5)]
+            late = asyncio.create_task(face.wait("last", 3600))
+            await asyncio.sleep(0.1)
+            for wait in waits if cancelled else ():
+                wait.cancel()
+            assert await asyncio.wait_for(face.release("held"), 10) == "released"
+            ended = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 30)
+            await asyncio.wait_for(face.close(), 30)
+            with pytest.raises((RuntimeError, asyncio.CancelledError)):
+                await late
+            return [each["state"] if isinstance(each, dict) else type(each) for each in ended]
+
+        assert asyncio.run(main()) == [asyncio.CancelledError if cancelled else "RUNNING"] * 5
+
     def test_asyncio_closes_the_store_after_cancelled_calls_have_ended(self) -> None:
         """Closing never blocks the loop, which here lets the commit continue."""
 
