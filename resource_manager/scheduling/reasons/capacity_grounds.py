@@ -16,6 +16,7 @@ from resource_manager.core.fit import (
     has_mig_devices_for,
     lacks_stated_memory,
     shortages,
+    total_capacity,
 )
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
@@ -55,6 +56,7 @@ from resource_manager.core.server_facts import (
 from resource_manager.scheduling.placement.gang_slots import (
     could_ever_mask,
     could_ever_take,
+    could_start,
     ever_slots,
     slots,
     takes_ever,
@@ -125,10 +127,10 @@ def no_capacity(cluster: ClusterState, request: Request) -> Grounds:
 
 
 def _no_server(cluster: ClusterState, request: Request) -> Grounds:
-    usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
-    is_open = [state for state in usable if state.is_open]
-    if not any(not state.closed_gpus or state.could_fit(request) for state in is_open):
+    usable = _states(cluster, could_ever_mask(cluster, request))
+    if not could_start(cluster, request):
         return Grounds(_kind_of_closed(usable), tuple(_closed_servers(usable, request)), request)
+    is_open = [state for state in usable if state.is_open]
     facts: list[Fact] = [NoFreeServer(_nearest(is_open, request))]
     if unreleased := unreleased_lease(is_open, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (*facts, unreleased), request)
@@ -142,20 +144,18 @@ def _no_server(cluster: ClusterState, request: Request) -> Grounds:
 
 def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
     could = could_ever_mask(cluster, request)
-    areas = {
-        value: mask & could
+    able = {
+        value: _states(cluster, mask & could)
         for value, mask in areas_of(cluster, request).items()
         if takes_ever(cluster, request, mask)
     }
-    able = {value: [cluster.nodes[position] for position in positions(mask)] for value, mask in areas.items()}
     count = {value: sum(_slots_now(state, request) for state in states) for value, states in able.items()}
     value = max(count, key=count.__getitem__)
     states, free = able[value], MembersFree(count[value], value)
-    opened = [state for state in states if state.is_open]
-    if not any(takes_ever(cluster, request, mask & cluster.open_mask) for mask in areas.values()):
-        closed = [state for state in states if not state.is_open]
+    if not could_start(cluster, request):
+        closed = [state for state in states if not state.is_open or _has_lost_members(state, request)]
         return Grounds(_kind_of_closed(closed), (free, *_closed_servers(closed, request)), request)
-    lacking = [state for state in opened if not _slots_now(state, request)]
+    lacking = [state for state in states if state.is_open and not _slots_now(state, request)]
     if unreleased := unreleased_lease(lacking, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (free, unreleased), request)
     facts: list[Fact] = [free]
@@ -167,9 +167,21 @@ def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
     return Grounds(RefusalKind.NO_CAPACITY, tuple(facts), request)
 
 
+def _states(cluster: ClusterState, mask: int) -> list[NodeState]:
+    return [cluster.nodes[position] for position in positions(mask)]
+
+
+def _has_lost_members(state: NodeState, request: Request) -> bool:
+    """Return whether the server could take fewer members than it does with all of its GPUs open."""
+    if not state.closed_gpus:
+        return False
+    with_open_ones = slots(state.node, request, state.capacity_without_leases)
+    return with_open_ones < slots(state.node, request, total_capacity(state.node))
+
+
 def _slots_now(state: NodeState, request: Request) -> int:
     """Return how many members of the gang the server takes now, that takes some when it is empty."""
-    return slots(state.node, request, state.capacity) if state.is_open else 0
+    return slots(state.node, request, state.capacity) if state.fits(request) else 0
 
 
 def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:

@@ -139,3 +139,15 @@ def test_a_server_with_a_closed_gpu_counts_among_those_with_free_ones() -> None:
     assert detail_of(no_capacity(cluster, Request("r", 4))) == (
         "no server with 4 GPUs: largest free is 3 on b; on b GPU 2 is closed: new fan"
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"spread": Spread.PACK, "gpus": 1, "nodes": 4}])
+def test_a_closed_gpu_keeps_a_gang_waiting_as_it_does_a_request_of_one_server(more: dict[str, Any]) -> None:
+    cluster = cluster_of("abc"[: 2 + (not more)])
+    if not more:
+        cluster.apply(Drained("c", 0.0))
+    cluster.apply(GpuClosed("b", 1, "", "new fan", 1.0))
+    refusal = no_capacity(cluster, Request("g", **{"gpus": 2, "nodes": 2, **more}))
+    assert refusal.kind is RefusalKind.MAINTENANCE
+    assert "b has 1 free but GPU 1 is closed: new fan" in detail_of(refusal)
+    assert ("c has 2 free but is drained" in detail_of(refusal)) == (not more)
