@@ -15,7 +15,7 @@ from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.polling import JobPoll
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
-from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
+from resource_manager.jobs.directories.job_files import DEFAULT_ROOT
 
 PR_SET_DUMPABLE = 4
 SETTLE_S = 0.02

@@ -1,8 +1,8 @@
 """Jobs that the agent of a server runs: it makes what the service says should be, and tells what is.
 
-The answer of a service is a list of all jobs that should be here, each with what is
-wanted of it, so that a lost answer costs a round and nothing else. A job is a `directory_job`, which is found
-again after a restart of the agent, is started at most once, and never after it was ended.
+The answer of a service is a list of all jobs that should be here, each with what is wanted of it, so that a
+lost answer costs a round and nothing else. A job has a directory, by which it is found again after a restart
+of the agent, is started at most once, and never after it was ended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from typing import Any
 
 from resource_manager.agent import long_logs
 from resource_manager.core.identifiers import as_reason, token_of_key
-from resource_manager.jobs.launchers import directory_job, walls
-from resource_manager.jobs.launchers.base import (
-    LauncherError,
-    check_no_other_lease,
-    lease_of_key,
-    walls_of,
-)
+from resource_manager.jobs.directories import ending, job_files, job_states, starting
+from resource_manager.jobs.launchers import walls
+from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, walls_of
 
 TICK_S = 0.1
 KEEP_LOGS_S = 3 * 86400.0
@@ -76,8 +72,8 @@ class AgentJobs:
         self._pruned_at = self._cut_at = time.monotonic()
         self._uncuttable: set[str] = set()
         self._stop = threading.Event()
-        place = directory_job.prepare(self._root, "probe")
-        directory_job.remove(self._root, "probe")
+        place = starting.prepare(self._root, "probe")
+        ending.remove(self._root, "probe")
         self.user = str(place["user"])
         self._place = {name: str(place[name]) for name in ("machine", "folder", "mark", "user")}
         self._held = os.open(os.path.join(self._root, "agent"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -115,11 +111,11 @@ class AgentJobs:
             return {"place": self._place, "runs": list(shown)}
 
     def output(self, key: str, offset: int) -> dict[str, Any]:
-        """Return a part of a job's output, as `directory_job.logs` does; before 0, from so many bytes on."""
+        """Return a part of a job's output, as `job_states.logs` does; before 0, from so many bytes on."""
         first, size = long_logs.kept_part(self._log_of(key))
         if offset < 0:
             offset = max(size + offset, first)
-        found = directory_job.logs(self._root, key, max(offset, first))
+        found = job_states.logs(self._root, key, max(offset, first))
         if offset < first:
             said = f"gpu-manager: the first {first:,} bytes of this output are not kept any more\n"
             found["text"] = said + found["text"]
@@ -173,12 +169,12 @@ class AgentJobs:
         done: dict[str, Any] = {**NOT_DONE, "want": want, "n": item["n"]}
         try:
             done["began"] = self._act(key, want, item)
-        except directory_job.RefusedError as error:
+        except job_files.RefusedError as error:
             done.update(error=str(error)[:400], refusal=type(error).__name__)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             done.update(error=str(error)[:400], refusal="")
         with suppress(OSError):  # it has none, or has put something else there
-            done["walls"] = as_reason(directory_job.text_of(self._walls_file(key)))
+            done["walls"] = as_reason(job_files.text_of(self._walls_file(key)))
         with self._lock:
             self._done[key] = done
 
@@ -189,26 +185,26 @@ class AgentJobs:
             case "prepare":
                 self._prepare(key, item)
             case "run":
-                if directory_job.status(root, key)["state"] != "absent":
+                if job_states.status(root, key)["state"] != "absent":
                     return False
                 try:
                     before = self._prepare(key, item)
                 except OSError as error:  # a full disk, a folder that cannot be written
-                    raise directory_job.NotStartedError(f"job {key} cannot be started: {error}") from error
+                    raise job_files.NotStartedError(f"job {key} cannot be started: {error}") from error
                 spec = item["spec"]
                 command, environment, files = spec["command"], spec["environment"], spec.get("files") or {}
-                started = directory_job.start(root, key, command, environment, files=files, walls=before)
+                started = starting.start(root, key, command, environment, files=files, walls=before)
                 return bool(started["began"])
             case "terminate":
-                if item.get("bury") is True and directory_job.status(root, key)["state"] == "absent":
-                    directory_job.bury(root, key)
-                directory_job.terminate(root, key, grace_s)
+                if item.get("bury") is True and job_states.status(root, key)["state"] == "absent":
+                    job_files.bury(root, key)
+                ending.terminate(root, key, grace_s)
             case "preempt":
-                directory_job.preempt(root, key, grace_s, str(item.get("signal") or "TERM"))
+                ending.preempt(root, key, grace_s, str(item.get("signal") or "TERM"))
             case "stop":
-                directory_job.stop(root, key, grace_s, keep=item.get("keep") is True)
+                ending.stop(root, key, grace_s, keep=item.get("keep") is True)
             case "forget":
-                directory_job.bury(root, key)
+                job_files.bury(root, key)
         return None
 
     def _prepare(self, key: str, item: Mapping[str, Any]) -> list[str]:
@@ -216,44 +212,45 @@ class AgentJobs:
         self._check(key, item)
         spec = item["spec"]
         if spec.get("user") not in (None, "", self.user):
-            raise directory_job.NotStartedError(
+            raise job_files.NotStartedError(
                 f"jobs of this team run as user {spec['user']}, but the agent of {self._server} runs them as "
                 f"{self.user}"
             )
         confine, program = spec.get("confine") or "off", list(spec.get("walls") or ())
         check = [] if confine == "off" else [*program, walls.CHECK]
         port = int(spec.get("port") or 0) if item["want"] == "prepare" else 0
-        missing = directory_job.prepare(self._root, key, port, check)["walls"]
+        missing = starting.prepare(self._root, key, port, check)["walls"]
         running = [name for name, found in self._states.items() if found["state"] == "running"]
         try:
             check_no_other_lease(key, running, self._server)
             achieved = walls_of(confine, missing, self._server)
         except LauncherError as error:
-            raise directory_job.NotStartedError(str(error)) from error
+            raise job_files.NotStartedError(str(error)) from error
         if confine == "off":
             return []
-        directory_job.write_file(self._walls_file(key), achieved)  # an agent may be started again
+        job_files.write_file(self._walls_file(key), achieved)  # an agent may be started again
         return [sys.executable, *(walls.telling(missing) if missing else program)]
 
     def _check(self, key: str, item: Mapping[str, Any]) -> None:
         """Raise `NotStartedError` for a job that this agent must not start."""
         user = item.get("user") or ""
         if user != self.user:
-            raise directory_job.NotStartedError(
+            raise job_files.NotStartedError(
                 f"this agent runs jobs as {self.user}, and the cluster says job_user = {user!r}: start it as "
                 "that user, or correct the cluster"
             )
         token = token_of_key(key)
         if token != item["token"]:
-            raise directory_job.NotStartedError(f"job {key} is not of fencing token {item['token']}")
-        names = (*directory_job.jobs_in(self._root), *directory_job.ended_in(self._root))
-        if any(lease_of_key(name) == lease_of_key(key) and token_of_key(name) > token for name in names):
-            raise directory_job.NotStartedError(f"a later lease than that of job {key} was here")
+            raise job_files.NotStartedError(f"job {key} is not of fencing token {item['token']}")
+        names = (*job_files.jobs_in(self._root), *job_files.ended_in(self._root))
+        later = [job_files.lease_of_key(name) for name in names if token_of_key(name) > token]
+        if job_files.lease_of_key(key) in later:
+            raise job_files.NotStartedError(f"a later lease than that of job {key} was here")
 
     def _has_changed(self) -> bool:
         """Return whether any job is other than it was at the last call."""
         with self._lock:
-            keys = {*directory_job.jobs_in(self._root)}
+            keys = {*job_files.jobs_in(self._root)}
             for key in self._done.keys() - keys - self._items.keys():
                 del self._done[key]
             over = {key for key in keys - self._items.keys() if self._is_over(key)}
@@ -276,7 +273,7 @@ class AgentJobs:
         before = self._states.get(key)
         found: dict[str, Any] = {"key": key}
         try:
-            found |= directory_job.status(self._root, key)
+            found |= job_states.status(self._root, key)
         except OSError as error:  # the job put something else there: it may run
             unknown = {"exit_code": None, "ended_at": None, "checkpoint_at": None, "preempted": False}
             found |= {"state": "running", **unknown}
@@ -286,15 +283,16 @@ class AgentJobs:
         elif before is not None and before["state"] == "finished":
             line = before["last_line"]
         else:
-            lines = directory_job.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
+            lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
             line = next((each.strip() for each in reversed(lines) if each.strip()), "")
-        return {**found, **NOT_DONE, **done, "last_line": line, "ended": _is_buried(self._root, key)}
+        is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
+        return {**found, **NOT_DONE, **done, "last_line": line, "ended": is_ended}
 
     def _walls_file(self, key: str) -> str:
-        return os.path.join(directory_job.directory_of(self._root, key), "walls")
+        return os.path.join(job_files.directory_of(self._root, key), "walls")
 
     def _log_of(self, key: str) -> str:
-        return os.path.join(directory_job.directory_of(self._root, key), "log")
+        return os.path.join(job_files.directory_of(self._root, key), "log")
 
     def _cut(self) -> None:
         """Drop the oldest output of jobs that run and have written too much."""
@@ -322,14 +320,10 @@ class AgentJobs:
         for ended_at, key in sorted(over):
             if left > MAX_LOGS_BYTES or ended_at < time.time() - KEEP_LOGS_S:
                 left -= _size(os.path.join(self._root, key))
-                directory_job.remove(self._root, key)
+                ending.remove(self._root, key)
                 self._say(
                     f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
                 )
-
-
-def _is_buried(root: str, key: str) -> bool:
-    return directory_job.exists(directory_job.tombstone_of(root, key))
 
 
 def _size(folder: str) -> int:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import LauncherUnreachableError, directory_job, open_at
+from resource_manager.jobs.directories import job_files
+from resource_manager.jobs.launchers import LauncherUnreachableError, open_at
 from resource_manager.jobs.launchers.base import is_key
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import is_here
@@ -28,9 +29,7 @@ def jobs_on(server: Mapping[str, Any], leases: Iterable[Mapping[str, Any]]) -> l
     ]
     name = server["server_name"]
     machines = {place.machine for on, place in placed if on == name}
-    here = directory_job.machine() in machines or (
-        server["address"] != "" and is_here(server["address"], name)
-    )
+    here = job_files.machine() in machines or (server["address"] != "" and is_here(server["address"], name))
     ways = {replace(place, address="", machine="", mark="") for _, place in placed}
     if not ways:
         raise LauncherUnreachableError(f"no lease says by which launcher jobs came to {name}")

@@ -150,7 +150,7 @@ class AgentJobCommands:
         lease_id: str = "",
         on_question: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Return a part of a job's output, which its agent sends now, as `directory_job.logs` does.
+        """Return a part of a job's output, which its agent sends now, as `job_states.logs` does.
 
         A job that is over is found by the id of its lease. `on_question` is called when its agent can hear.
         Raises `LeaseNotFoundError`, and `AgentSilentError` if the agent does not answer.

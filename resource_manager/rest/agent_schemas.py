@@ -8,7 +8,7 @@ from pydantic import Field
 
 from resource_manager.agent.probe import MAX_ERROR
 from resource_manager.agent.report_format import Time
-from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
+from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest.schemas import Body
 

@@ -15,7 +15,8 @@ import pytest
 
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.report_format import check_report
-from resource_manager.jobs.launchers import directory_job, job_key
+from resource_manager.jobs.directories import ending, job_files, job_states
+from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu
 from tests.agent.reporting import report as reported
 from tests.eventually import wait_for
@@ -134,7 +135,7 @@ def test_a_job_whose_output_is_kept_is_not_looked_at_any_more(
     service.wait(over, state="finished")
     service.say({"key": over, "want": "forget", "n": ""})
     service.wait(over, ended=True)
-    status = directory_job.status
+    status = job_states.status
 
     def counted(root: str, key: str) -> dict[str, Any]:
         looks[key] += 1
@@ -142,7 +143,7 @@ def test_a_job_whose_output_is_kept_is_not_looked_at_any_more(
 
     service.say(service.run(runs, "sleep 60"))
     service.wait(runs, state="running")
-    monkeypatch.setattr(directory_job, "status", counted)
+    monkeypatch.setattr(job_states, "status", counted)
     wait_for(lambda: looks[runs] > 3)
     assert looks[over] == 0
     assert service.jobs.output(over, 0)["text"] == "done\n"
@@ -210,11 +211,11 @@ def test_a_job_that_takes_its_grace_keeps_no_other_back(
     going_on = service.run(slow, "trap '' TERM; while :; do sleep 0.1; done")
     service.say(going_on)
     service.wait(slow, state="running")
-    ending = {**going_on, "want": "terminate", "grace_s": 600.0}
-    service.say(ending, service.run(key, "true"))
+    told = {**going_on, "want": "terminate", "grace_s": 600.0}
+    service.say(told, service.run(key, "true"))
     service.wait(key, state="finished")
     assert service.state(slow)["state"] == "running"
-    directory_job.stop(str(tmp_path / "jobs"), slow, 0.0)  # which ends the first one, too
+    ending.stop(str(tmp_path / "jobs"), slow, 0.0)  # which ends the first one, too
 
 
 def test_walls_that_must_be_there_and_cannot_keep_a_job_from_starting(service: Service) -> None:
@@ -261,7 +262,7 @@ def test_a_full_disk_keeps_a_job_from_starting(service: Service, monkeypatch: py
     def full(path: str, text: str, dated: float | None = None) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
-    monkeypatch.setattr(directory_job, "write_file", full)
+    monkeypatch.setattr(job_files, "write_file", full)
     key = job_key("t", 7)
     service.say(service.run(key, "true"))
     refused = service.wait(key, refusal="NotStartedError", state="absent")

@@ -16,7 +16,8 @@ import pytest
 
 from resource_manager.agent import probe
 from resource_manager.agent.running import NoReportError, command, probe_here, program
-from resource_manager.jobs.launchers import Job, directory_job
+from resource_manager.jobs.directories import job_files
+from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.base import job_key
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for
@@ -410,7 +411,7 @@ def test_a_probe_of_eight_gpus_takes_little_time(state: State) -> None:
 
 
 def test_the_machine_has_the_name_that_places_of_jobs_have() -> None:
-    assert probe.machine() == directory_job.machine()
+    assert probe.machine() == job_files.machine()
 
 
 def test_jobs_are_found_by_their_lock_their_environment_and_their_registration(

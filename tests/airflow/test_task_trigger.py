@@ -468,7 +468,7 @@ def test_a_job_out_of_reach_keeps_its_gpus(asks, manager, monkeypatch):
     trigger = asks("sleep 60", unreachable_s=0.05)
     until(trigger, lambda: manager.leases()[0]["job_places"])
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("resource_manager.jobs.launchers.directory_job.machine", lambda: "another")
+        elsewhere.setattr("resource_manager.jobs.directories.job_files.machine", lambda: "another")
         event = fire(again(trigger))
     assert event["state"] == EndState.JOB_UNREACHABLE
     assert event["detail"].endswith("its GPUs stay allocated until the job is known to be gone")
@@ -618,7 +618,7 @@ def test_a_preempted_job_that_cannot_be_reached_keeps_its_gpus(
     second = again(trigger)
     said = said_by(second, logging.ERROR)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("resource_manager.jobs.launchers.directory_job.machine", lambda: "another")
+        elsewhere.setattr("resource_manager.jobs.directories.job_files.machine", lambda: "another")
         until(second, lambda: said)
     assert "its GPUs stay allocated until the job is known to be gone" in said[0]
     assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"

@@ -16,7 +16,7 @@ import psutil
 
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.core.identifiers import token_of_key
-from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.directories import job_files, job_states
 from tests.agent.reporting import as_text, gpu, process, report
 from tests.faults.bugs import BUGS
 from tests.faults.worker import die_with_parent
@@ -114,7 +114,7 @@ class AgentServer:
 
     def job_keys(self) -> list[str]:
         """Return the jobs of which there is a process, as a probe finds them."""
-        return [str(key) for key in directory_job.running(str(self.root))["running"]]
+        return [str(key) for key in job_states.running(str(self.root))["running"]]
 
     def tokens(self) -> set[int]:
         """Return the fencing tokens of those jobs."""
@@ -145,7 +145,7 @@ class AgentServer:
                 uptime_s=self._uptime_s,
                 boot_id=f"boot-{self._boots}",
                 interval_s=INTERVAL_S,
-                machine=directory_job.machine(),
+                machine=job_files.machine(),
                 **({"jobs": {"keys": keys, "complete": True}} if self.lists_jobs else {}),
                 **jobs,
             )

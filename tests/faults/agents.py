@@ -28,7 +28,8 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.fleet import job_board
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs import reconcile
-from resource_manager.jobs.launchers import agent, directory_job, job_key
+from resource_manager.jobs.directories import starting
+from resource_manager.jobs.launchers import agent, job_key
 from resource_manager.jobs.launchers.walls import CHECK, program_of
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.builders import redefine
@@ -61,7 +62,7 @@ class Course:
         self._ledger = folder / "ledger" / "beats"
         self._ledger.parent.mkdir()
         check = [*program_of((), (), "", ()), CHECK]
-        has_walls = not directory_job.prepare(str(folder / "probe"), "probe", 0, check)["walls"]
+        has_walls = not starting.prepare(str(folder / "probe"), "probe", 0, check)["walls"]
         self._walls = {name: name == "walled" and has_walls for name in SERVERS}
         self._managers = [self._open() for _ in range(2)]
         self._servers = [

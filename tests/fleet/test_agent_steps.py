@@ -16,7 +16,8 @@ from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.fleet.server_use import use_of
-from resource_manager.jobs.launchers import directory_job, job_key
+from resource_manager.jobs.directories import starting
+from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.launchers.walls import CHECK, program_of
 from tests.agent.reporting import as_text, gpu, report
 from tests.builders import granted_lease
@@ -150,7 +151,7 @@ def test_the_walls_that_an_agents_job_got_are_in_lease_top_and_log(
         for name in ("sh", "mv", "sleep"):
             (programs / name).symlink_to(f"/bin/{name}")
         monkeypatch.setenv("PATH", str(programs))
-    elif directory_job.prepare(str(tmp_path), "probe", 0, [*program_of((), (), "", ()), CHECK])["walls"]:
+    elif starting.prepare(str(tmp_path), "probe", 0, [*program_of((), (), "", ()), CHECK])["walls"]:
         pytest.skip("needs bubblewrap, and namespaces that this user may make")
     world.report()
     lease: Any = world.manager.submit("t", 1, job={"command": ["/bin/sh", "-c", "echo begun; sleep 60"]})

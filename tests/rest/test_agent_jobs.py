@@ -19,9 +19,9 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager, __version__
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.job_board import JobBoard, JobsAnswer
+from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
 from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, job_key
 from resource_manager.jobs.launchers.agent import AgentLauncher
-from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.stored_jobs import JobEnded, Question

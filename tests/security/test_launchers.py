@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from resource_manager.core.models import JobPlace
+from resource_manager.jobs.directories import job_states
 from resource_manager.jobs.launchers import (
     Job,
     LauncherError,
     LauncherUnreachableError,
     build_docker_cmd,
-    directory_job,
     job_key,
     open_at,
 )
@@ -188,7 +188,7 @@ def test_a_lease_cannot_make_a_job_key_that_is_a_path(tmp_path: Path) -> None:
     """Only `job_key` makes the key of a lease's job; labels of the lease cannot name another job."""
     [job] = RunningJob.all_of(lease_at(JobPlace("ssh", "evil", machine="m")))
     assert job.key == job_key("../..", 1)
-    assert directory_job.status(str(tmp_path), job.key)["state"] == "absent"
+    assert job_states.status(str(tmp_path), job.key)["state"] == "absent"
 
 
 def test_the_owner_of_a_lease_cannot_send_others_to_a_server_of_their_choice() -> None:

@@ -22,11 +22,11 @@ from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs import running_job
+from resource_manager.jobs.directories import job_states
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
     LauncherUnreachableError,
-    directory_job,
     job_key,
     ssh_standing,
     terminal,
@@ -189,7 +189,7 @@ def test_an_answer_does_not_lead_a_log_back() -> None:
 
 
 def test_the_answers_of_a_server_are_taken(tmp_path: Path) -> None:
-    statuses: tuple[Any, ...] = (STATUS, directory_job.status(str(tmp_path), "absent"))
+    statuses: tuple[Any, ...] = (STATUS, job_states.status(str(tmp_path), "absent"))
     for known in statuses:
         status = SSHLauncher(JobPlace("ssh", "h"), Liar("motd\n" + json.dumps(known))).status("k")
         assert status.state == JobState(known["state"])

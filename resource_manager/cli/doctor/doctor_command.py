@@ -141,7 +141,7 @@ def _of_tokens(target: Target) -> list[Finding]:
 
 def _of_machine() -> Finding:
     from resource_manager.cli.doctor.checks import of_disk
-    from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
+    from resource_manager.jobs.directories.job_files import DEFAULT_ROOT
 
     folder = Path(os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)).expanduser()
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())

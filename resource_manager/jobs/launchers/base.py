@@ -252,11 +252,6 @@ def is_key(name: str) -> bool:
     return re.fullmatch(r"gpu-[A-Za-z0-9_.-]*-[0-9a-f]{8}-\d+(\.\d+)?", name) is not None
 
 
-def lease_of_key(key: str) -> str:
-    """Return a job's key without the fencing token: equal for all leases of the same id and rank."""
-    return re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
-
-
 def check_no_other_lease(key: str, running: Iterable[str], server: str) -> None:
     """Raise `LauncherError` if a job of the same lease id but another fencing token is among these."""
     own = _KEY.fullmatch(key)

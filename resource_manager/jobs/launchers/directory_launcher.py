@@ -1,4 +1,4 @@
-"""Launcher of jobs in directories, wherever they are: what it asks `directory_job`, and what that answers."""
+"""Launcher of jobs in directories, wherever they are: what it asks `directories`, and what that answers."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def output_of(answer: Mapping[str, Any]) -> Output:
 
 
 def refusal(name: str, reason: str, failed: str) -> LauncherError:
-    """Return the error for a refusal of `directory_job`; `failed` says what did not happen."""
+    """Return the error for a refusal of `jobs.directories`; `failed` says what did not happen."""
     if name == "NotStartedError":
         return LauncherError(f"{failed}: {reason}")
     return (AlreadyEndedError if name == "AlreadyEndedError" else LauncherUnreachableError)(reason)
 
 
 def placed(place: JobPlace, prepared: Mapping[str, Any], walls: str = "") -> JobPlace:
-    """Return the place with what `directory_job.prepare` says about it, and with the job's walls."""
+    """Return the place with what `starting.prepare` says about it, and with the job's walls."""
     found = {name: prepared[name] for name in ("machine", "folder", "mark", "user")}
     return replace(place, **found, walls=walls)
 
@@ -149,7 +149,7 @@ class DirectoryLauncher:
         self._place = place
 
     def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
-        """Call a function of `directory_job` at the place, and nowhere else.
+        """Call a function of `jobs.directories` at the place, and nowhere else.
 
         Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
         """

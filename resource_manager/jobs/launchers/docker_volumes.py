@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from resource_manager.jobs.launchers.base import lease_of_key
+from resource_manager.jobs.directories.job_files import lease_of_key
 
 KILL_AT_LABEL = "gpu-manager.kill-at"
 """Label of the volumes that say until when, in seconds since the epoch, a preempted job has its grace."""

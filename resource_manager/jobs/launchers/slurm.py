@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import directory_job, slurm_commands, slurm_job, slurm_script
+from resource_manager.jobs.launchers import slurm_commands, slurm_job, slurm_script
 from resource_manager.jobs.launchers.base import (
     BatchRequest,
     Job,
@@ -42,23 +41,6 @@ OPTIONS = (
     "licenses",
 )
 """Options of sbatch that a task may give by name; what it asks for otherwise follows from its demand."""
-
-LOADER = """
-import json, sys, types
-
-def load(package, sources):
-    sys.modules[package] = found = types.ModuleType(package)
-    for name, source in sources.items():
-        module = types.ModuleType(package + "." + name)
-        sys.modules[module.__name__] = module
-        setattr(found, name, module)
-        exec(compile(source, name, "exec"), module.__dict__)
-    return found
-
-def answer(call):
-    jobs.directory_job.answer(call, jobs.slurm_job.ACTS, jobs.slurm_job.cluster)
-"""
-"""Program that loads modules which import each other from their package."""
 
 
 class Said(Answer):
@@ -169,6 +151,7 @@ class SlurmLauncher(SSHLauncher):
         "read_all": _Look,
         "current": _Current,
     }
+    modules = (slurm_commands, slurm_script, slurm_job)
 
     def __init__(self, place: JobPlace) -> None:
         super().__init__(place, None if place.address or place.conn_id else LocalPython(), ROOT)
@@ -212,12 +195,6 @@ class SlurmLauncher(SSHLauncher):
     def current(self, lease_id: str) -> str:
         """Return the key of the job of this lease id that is there, else of its next one."""
         return str(self.ask("current", lease=job_key(lease_id, 0)[:-1])["key"])
-
-    @property
-    def library(self) -> str:
-        sent = (directory_job, slurm_commands, slurm_script, slurm_job)
-        sources = {module.__name__.rpartition(".")[2]: inspect.getsource(module) for module in sent}
-        return f"{LOADER}\njobs = load({__package__!r}, {sources!r})\n"
 
 
 def _check(job: Job) -> BatchRequest:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from resource_manager.jobs.launchers import directory_job as folder
+from resource_manager.jobs.directories.starting import NOT_INHERITED
 
 COMMAND_TIMEOUT_S = 50.0
 SUBMIT_TIMEOUT_S = 30.0
@@ -234,7 +234,7 @@ def run(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> subproc
     own = {
         name: value
         for name, value in os.environ.items()
-        if not (foreign.match(name) or folder.NOT_INHERITED.match(name))  # sbatch gives the job what it has
+        if not (foreign.match(name) or NOT_INHERITED.match(name))  # sbatch gives the job what it has
     }
     try:
         return subprocess.run(

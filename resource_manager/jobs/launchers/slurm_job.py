@@ -5,7 +5,7 @@
 may run), `log`, and `exit_code` once the command has ended. Slurm says what runs; the files say what became
 of it. A job of this name that is submitted a second time waits for the first (`--dependency=singleton`),
 finds `begun/` or the tombstone, and ends. The other files, and what the functions return and raise, are
-those of `directory_job`.
+those of `jobs.directories`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from resource_manager.jobs.launchers import directory_job as folder
+from resource_manager.jobs.directories import calls, ending, job_files, starting
+from resource_manager.jobs.directories.job_states import log_from, tail, unstarted
 from resource_manager.jobs.launchers import slurm_commands as slurm
 from resource_manager.jobs.launchers import slurm_script
 
@@ -36,8 +37,8 @@ def cluster() -> str:
 
 def prepare(root: str, key: str) -> dict[str, Any]:
     """Make the job's directory."""
-    folder.refuse_ended(root, key, _is_gone)
-    found = folder.prepare(root, key)
+    ending.refuse_ended(root, key, _is_gone)
+    found = starting.prepare(root, key)
     others = [name for name in running(root)["running"] if name != key]
     return {**found, "machine": cluster(), "running": others}
 
@@ -57,29 +58,29 @@ def start(
     `about` is kept for those who list the jobs. Raises `NotStartedError` with Slurm's own sentence if it does
     not take the job; after any other error it is unknown whether it runs.
     """
-    folder.refuse_ended(root, key, _is_gone)
-    directory = folder.directory_of(root, key)
+    ending.refuse_ended(root, key, _is_gone)
+    directory = job_files.directory_of(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    timeout_s = slurm.SUBMIT_TIMEOUT_S + folder.STARTER_TIMEOUT_S
-    with folder.lock_of_unstarted(directory, ("submitted", "begun"), timeout_s) as lock:
+    timeout_s = slurm.SUBMIT_TIMEOUT_S + job_files.STARTER_TIMEOUT_S
+    with job_files.lock_of_unstarted(directory, ("submitted", "begun"), timeout_s) as lock:
         if lock is None:
             return {"began": False}
         named = slurm.queue(key)
         ids = [job["id"] for job in named if job["directory"] == directory]
         if named and not ids:
-            raise folder.NotStartedError(
+            raise job_files.NotStartedError(
                 f"the name {key} is taken by job {named[0]['id']} in {named[0]['directory']}: "
                 "end it or rename it"
             )
         if not ids:
             try:
                 slurm_script.write_program(root, key, command, environment, files, gpus)
-                folder.write_file(os.path.join(directory, "about"), json.dumps(about))
+                job_files.write_file(os.path.join(directory, "about"), json.dumps(about))
                 ids.append(slurm.submit(key, directory, options, about.get("task_id", key)))
             except (OSError, ValueError, slurm.RejectedError) as error:
-                folder.remove(root, key)
-                raise folder.NotStartedError(str(error)) from error
-        folder.write_file(os.path.join(directory, "submitted"), ids[0])
+                ending.remove(root, key)
+                raise job_files.NotStartedError(str(error)) from error
+        job_files.write_file(os.path.join(directory, "submitted"), ids[0])
     return {"began": True}
 
 
@@ -95,19 +96,20 @@ def read_all(root: str, offsets: Mapping[str, int], since: float | None) -> dict
     here or have ended since; without `since` there are none.
     """
     queue, jobs = slurm.queue(), {}
-    size = min(folder.LOG_CHUNK_BYTES, MAX_LOOK_BYTES // max(1, len(offsets)))
+    size = min(job_files.LOG_CHUNK_BYTES, MAX_LOOK_BYTES // max(1, len(offsets)))
     for key, offset in offsets.items():
         found = _status(root, key, queue)
         text = {"text": "", "offset": offset}
         if offset >= 0:
-            text = folder.log_from(root, key, offset, found["state"] == "running", size)
+            text = log_from(root, key, offset, found["state"] == "running", size)
         jobs[key] = {**text, "status": found}
     if since is None:
         return {"jobs": jobs, "cluster": "", "records": []}
     records = {record["id"]: record for record in _ended_jobs(root) if record["ended_at"] >= since}
-    for key in folder.jobs_in(root):
+    for key in job_files.jobs_in(root):
         with suppress(FileNotFoundError):  # it was removed just now, or is not ours
-            if record := _record(root, key, queue):
+            record = _record(root, key, queue)
+            if record:
                 records[record["id"]] = record
     name = cluster().partition("/")[2]
     listed = [{**record, "cluster": name} for record in records.values()]
@@ -117,7 +119,7 @@ def read_all(root: str, offsets: Mapping[str, int], since: float | None) -> dict
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     """Return the output from byte `offset` on."""
     found = status(root, key)
-    return {**folder.log_from(root, key, offset, found["state"] == "running"), "status": found}
+    return {**log_from(root, key, offset, found["state"] == "running"), "status": found}
 
 
 def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
@@ -125,17 +127,18 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
 
     Raises `RuntimeError` while Slurm does not say that it is gone, as on a node that is down.
     """
-    directory = folder.directory_of(root, key)
+    directory = job_files.directory_of(root, key)
     for name, timeout_s in (("TERM", grace_s), ("KILL", KILL_TIMEOUT_S)):
         deadline = time.monotonic() + timeout_s
         if timeout_s > 0:
             slurm.signal(_own(directory), name)
-        while left := _own(directory):
+        while True:
+            left = _own(directory)
+            if not left:
+                return
             if time.monotonic() >= deadline:
                 break
             time.sleep(POLL_S)
-        else:
-            return
     raise RuntimeError(f"Slurm still has job {left[0]['id']} ({key}) in state {left[0]['state']}")
 
 
@@ -145,9 +148,9 @@ def preempt(
     """Tell the job once that it has to end, and end it when `grace_s` is over."""
 
     def tell() -> None:
-        slurm.signal(_own(folder.directory_of(root, key)), signal_name)
+        slurm.signal(_own(job_files.directory_of(root, key)), signal_name)
 
-    return folder.tell_and_end(root, key, grace_s, wait_s, POLL_S, tell, status, terminate)
+    return ending.tell_and_end(root, key, grace_s, wait_s, POLL_S, tell, status, terminate)
 
 
 def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
@@ -156,18 +159,19 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
     Returns {"ran": whether Slurm had it until then}.
     """
     ran = status(root, key)["state"] == "running"
-    folder.bury(root, key)
+    job_files.bury(root, key)
     terminate(root, key, grace_s)
     with suppress(FileNotFoundError):  # no job was there, or another process has just stopped it
-        if record := _record(root, key, ()):
+        record = _record(root, key, ())
+        if record:
             _note_ended(root, record)
-    folder.remove(root, key)
+    ending.remove(root, key)
     return {"ran": ran}
 
 
 def running(root: str, user: str = "") -> dict[str, Any]:
     """Return {"running": the jobs of this root that Slurm has}."""
-    base = folder.folder_of(root, user)
+    base = job_files.folder_of(root, user)
     return {"running": [job["name"] for job in slurm.queue() if os.path.dirname(job["directory"]) == base]}
 
 
@@ -178,7 +182,7 @@ def current(root: str, lease: str) -> dict[str, Any]:
     """
     there, ended = (
         [int(name[len(lease) :]) for name in names if name.startswith(lease) and name[len(lease) :].isdigit()]
-        for names in (folder.jobs_in(root), folder.ended_in(root))
+        for names in (job_files.jobs_in(root), job_files.ended_in(root))
     )
     return {"key": f"{lease}{max(there) if there else max(ended, default=0) + 1}"}
 
@@ -188,20 +192,20 @@ def _record(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
 
     Raises `FileNotFoundError`.
     """
-    directory = folder.directory_of(root, key)
-    about = json.loads(folder.whole_text_of(os.path.join(directory, "about")))
+    directory = job_files.directory_of(root, key)
+    about = json.loads(job_files.text_of(os.path.join(directory, "about"), job_files.LOG_CHUNK_BYTES))
     found, began_at = _status(root, key, queue), ""
     if not about or found["slurm"] is None:
         return None
     with suppress(FileNotFoundError):
-        began_at = folder.text_of(os.path.join(directory, "begun", "at"))
+        began_at = job_files.text_of(os.path.join(directory, "begun", "at"))
     return {
         **about,
         **found["slurm"],
         "source": "slurm",
         "key": key,
         "exit_code": found["exit_code"],
-        "submitted_at": folder.modified_at(os.path.join(directory, "submitted")),
+        "submitted_at": job_files.modified_at(os.path.join(directory, "submitted")),
         "started_at": slurm.time_of(began_at),
         "ended_at": None if found["state"] == "running" else found["ended_at"] or time.time(),
     }
@@ -227,22 +231,22 @@ def _ended_jobs(root: str) -> Iterator[dict[str, Any]]:
 
 
 def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-    directory = folder.directory_of(root, key)
-    found: dict[str, Any] = {**folder.unstarted(root, key), "slurm": None}
+    directory = job_files.directory_of(root, key)
+    found: dict[str, Any] = {**unstarted(root, key), "slurm": None}
     known, granted = _id_of(directory), ""
     own = [job for job in queue if job["directory"] == directory]
     job = next((each for each in own if each["id"] == known), own[0] if own else None)
-    exit_code = folder.number_in(directory, "exit_code")
+    exit_code = job_files.number_in(directory, "exit_code")
     if job is None and known is not None:
         job = slurm.known_job(known)
     if job is None:
         return found if exit_code is None else {**found, "state": "finished", "exit_code": exit_code}
     with suppress(FileNotFoundError):
-        granted = folder.whole_text_of(os.path.join(directory, "begun", "granted"))
+        granted = job_files.text_of(os.path.join(directory, "begun", "granted"), job_files.LOG_CHUNK_BYTES)
     found["slurm"] = slurm.described(job, granted)
     if exit_code != 0 and slurm.state_of(job) not in slurm.ENDS:
         return {**found, "state": "running"}
-    ended_at = folder.modified_at(os.path.join(directory, "exit_code"))
+    ended_at = job_files.modified_at(os.path.join(directory, "exit_code"))
     return {
         **found,
         "state": "finished",
@@ -253,7 +257,7 @@ def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
 
 def _own(directory: str) -> list[dict[str, str]]:
     """Return the jobs of a directory, without one that has ended and whose nodes Slurm still cleans up."""
-    over = "" if folder.number_in(directory, "exit_code") is None else "COMPLETING"
+    over = "" if job_files.number_in(directory, "exit_code") is None else "COMPLETING"
     named = slurm.queue(os.path.basename(directory))
     return [job for job in named if job["directory"] == directory and job["state"] != over]
 
@@ -266,9 +270,13 @@ def _id_of(directory: str) -> str | None:
     """Return the id of the job that runs or ran here, else of the one that was submitted."""
     for name in (os.path.join("begun", "job"), "submitted"):
         with suppress(FileNotFoundError):
-            if text := folder.text_of(os.path.join(directory, name)).strip():
+            text = job_files.text_of(os.path.join(directory, name)).strip()
+            if text:
                 return text
     return None
 
 
-ACTS = (prepare, start, status, read_all, logs, folder.tail, terminate, preempt, stop, running, current)
+def answer(call: dict[str, Any]) -> None:
+    """Execute a remote call as `calls.answer` does."""
+    acts = (prepare, start, status, read_all, logs, tail, terminate, preempt, stop, running, current)
+    calls.answer(call, {act.__name__: act for act in acts}, cluster)

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from resource_manager.jobs.launchers import directory_job as folder
+from resource_manager.jobs.directories import job_files, starting
 
 # The command runs in a step, on one node as on many: Slurm then signals the command alone, and once.
 # srun ends with 0 when a node fails.
@@ -85,22 +85,22 @@ def write_program(
     gpus: int,
 ) -> None:
     """Write `script`, which Slurm runs, and `run`, which that runs on each node; raises `ValueError`."""
-    variables = {**environment, **folder.own_variables(root, key, files)}
+    variables = {**environment, **starting.own_variables(root, key, files)}
     for name in variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(f"env: {name!r} is not a name that a shell can export")
-    directory, home = folder.directory_of(root, key), os.path.expanduser("~")
+    directory, home = job_files.directory_of(root, key), os.path.expanduser("~")
     given = {
         "gpus": gpus,
         "slots": max(1, gpus),
         "key": shlex.quote(key),
         "directory": shlex.quote(directory),
-        "tombstone": shlex.quote(folder.tombstone_of(root, key)),
+        "tombstone": shlex.quote(job_files.tombstone_of(root, key)),
         "working_dir": shlex.quote(home if os.path.isdir(home) else directory),
         "exports": "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
         "command": " ".join(map(shlex.quote, command)),
     }
     for name, text in (("script", SCRIPT), ("run", RUN)):
         path = os.path.join(directory, name)
-        folder.write_file(path, text.format(**given))
+        job_files.write_file(path, text.format(**given))
         os.chmod(path, 0o700)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from resource_manager.core.models import MAX_TIME_S, JobPlace
 from resource_manager.errors import how_to_install
-from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.directories.job_files import ANY, DEFAULT_ROOT, MAX_SHORT_BYTES
 from resource_manager.jobs.launchers.base import (
     Job,
     JobState,
@@ -32,6 +32,7 @@ from resource_manager.jobs.launchers.directory_launcher import (
     time_for,
 )
 from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
+from resource_manager.jobs.launchers.server_library import library_of
 from resource_manager.jobs.launchers.ssh_python import PythonServer, SSHPython
 from resource_manager.jobs.launchers.ssh_standing import PROGRAM
 
@@ -71,7 +72,7 @@ class _Prepared(_Running):
     folder: str
     mark: str
     user: str
-    walls: str = Field(max_length=directory_job.MAX_SHORT_BYTES)
+    walls: str = Field(max_length=MAX_SHORT_BYTES)
 
 
 class _Staged(Answer):
@@ -113,7 +114,7 @@ class SSHSignals:
         verify = f"verify(ANY, json.loads({json.dumps(asdict(place))!r}))"
         self._looking = ExitStack()
         with self._server.reporting():
-            looking = self._server.lookout(place.folder, inspect.getsource(directory_job), verify)
+            looking = self._server.lookout(place.folder, library_of(), verify)
             self._lookout = self._looking.enter_context(looking)
 
     def watch(self, key: str) -> None:
@@ -140,13 +141,16 @@ class SSHLauncher(DirectoryLauncher):
     """
 
     answers: ClassVar[dict[str, type[Answer]]] = ANSWERS
+    modules: ClassVar[tuple[ModuleType, ...]] = ()
+    """What is sent along for the calls, besides the modules for jobs in directories."""
+
     python = PROGRAM
 
     def __init__(
         self,
         place: JobPlace,
         server: PythonServer | None = None,
-        root: str = directory_job.DEFAULT_ROOT,
+        root: str = DEFAULT_ROOT,
     ) -> None:
         if server is None:
             if not place.address and not place.conn_id:
@@ -170,16 +174,9 @@ class SSHLauncher(DirectoryLauncher):
             "environment": job_environment(job),
             "walls": before_command(job, self._place, self.python),
         }
-        program = (
-            f"{inspect.getsource(directory_job)}\nraise SystemExit(run(**json.loads({json.dumps(call)!r})))\n"
-        )
-        path = self.stage(job.key, program)
+        program = f"raise SystemExit(run(**json.loads({json.dumps(call)!r})))"
+        path = self.stage(job.key, f"{library_of()}{program}\n")
         return f"exec python3 -I -S {shlex.quote(path)}"
-
-    @property
-    def library(self) -> str:
-        """The Python program that defines `answer`, which executes a call."""
-        return inspect.getsource(directory_job)
 
     def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Call it on the server; program and secrets go over standard input."""
@@ -189,13 +186,13 @@ class SSHLauncher(DirectoryLauncher):
         kind = kind_of_failure(act)
         try:
             exit_code, answer, complaint = self._server.run(
-                f"answer(json.loads({call!r}))\n", time_for(arguments), self.library
+                f"answer(json.loads({call!r}))\n", time_for(arguments), library_of(*self.modules)
             )
         except LauncherUnreachableError:
             raise
         except LauncherError as error:
             raise kind(str(error)) from error
-        key = arguments.get("key", directory_job.ANY)
+        key = arguments.get("key", ANY)
         failed = failure(act, key, self.host)
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]

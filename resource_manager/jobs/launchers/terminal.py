@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shlex
@@ -19,12 +18,13 @@ from tempfile import TemporaryFile
 from typing import Protocol
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.directories import job_files
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.directory_launcher import before_command
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.plain_ssh import parts_of
+from resource_manager.jobs.launchers.server_library import library_of
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.launchers.ssh_python import PYTHON
 from resource_manager.jobs.launchers.ssh_standing import MAX_ANSWER_BYTES, PROGRAM
@@ -116,7 +116,7 @@ def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[s
     further options.
     """
     if here is None:
-        here = place.machine == directory_job.machine() if place.machine else is_here(place.address)
+        here = place.machine == job_files.machine() if place.machine else is_here(place.address)
     if here:
         return LocalLauncher(place=place)
     if not place.address:
@@ -154,8 +154,7 @@ def attend(
         "ttl_s": ttl_s,
     }
     program = (
-        f"{inspect.getsource(directory_job)}\n"
-        "os.unlink(sys.argv[0])\n"
+        f"{library_of()}os.unlink(sys.argv[0])\n"
         f"raise SystemExit(attend_or_say(**json.loads({json.dumps(call)!r})))\n"
     )
     # In a file of the job's own folder: standard input is the terminal's, and all users read command lines.
@@ -194,12 +193,12 @@ def is_here(
     if own_server and server:
         return own_server == server
     if not address:
-        return machine in (None, directory_job.machine())
+        return machine in (None, job_files.machine())
     _, host, port = parts_of(address)
     if host is None or port not in (None, 22):
         return False
     if machine is not None:
-        return machine == directory_job.machine()
+        return machine == job_files.machine()
     return host == socket.gethostname() or any(map(_is_own, _addresses(host)))
 
 

@@ -57,7 +57,7 @@ for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         pass
 if os.path.exists(os.environ.get("GPU_PREEMPT_FILE", "")):
     sys.exit(143)
-os.environ.update(json.loads(os.environ.pop("GPU_JOB_ENVIRONMENT", "{}")))  # directory_job.SET_WITHIN
+os.environ.update(json.loads(os.environ.pop("GPU_JOB_ENVIRONMENT", "{}")))  # starting.SET_WITHIN
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:

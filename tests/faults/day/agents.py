@@ -23,7 +23,7 @@ from resource_manager.agent.generation import KnownGeneration
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.polling import JobPoll
 from resource_manager.agent.sending import NoAnswerError, ReportSender, run_agent
-from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.directories import job_files, job_states
 from tests.agent.reporting import gpu, process, report
 from tests.faults.day.plan import GPUS, REPORT_S, name_of, uuids_of
 
@@ -56,7 +56,7 @@ class DayProbe:
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def report(self, *, with_jobs: bool) -> dict[str, Any]:
-        keys = list(directory_job.running(str(self._folder / "jobs"))["running"])
+        keys = list(job_states.running(str(self._folder / "jobs"))["running"])
         on_gpu: dict[int, list[dict[str, Any]]] = {}
         for key in keys:
             pid, gpus = self._job(key)
@@ -97,7 +97,7 @@ class DayProbe:
 def serve(number: int, folder: Path, url: str) -> None:
     """Be the agent of one server until the process ends."""
     name, token = name_of(number), (folder / "token").read_text()
-    directory_job.machine = lambda: name  # each server is a machine of its own
+    job_files.machine = lambda: name  # each server is a machine of its own
     jobs = AgentJobs(name, str(folder / "jobs"), changed=lambda: woken.set(), say=_say)
     woken = threading.Event()
     sender = CutSender(url, token, folder)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from resource_manager.core.models import JobPlace
+from resource_manager.jobs.directories import job_states
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    directory_job,
     job_key,
     open_at,
 )
@@ -90,7 +90,7 @@ def test_a_part_of_the_output_says_whether_there_was_more(tmp_path):
     (tmp_path / "j" / "log").write_text("12345\n789")
 
     def part(offset, is_running):
-        return directory_job.log_from(str(tmp_path), "j", offset, is_running, size=8)
+        return job_states.log_from(str(tmp_path), "j", offset, is_running, size=8)
 
     assert part(0, False) == {"text": "12345\n", "offset": 6, "is_all": False}
     assert part(6, True) == {"text": "", "offset": 6, "is_all": True}, "half a line is for the next look"

@@ -1,6 +1,5 @@
 """A job that was stopped stays ended: a start that comes late, or goes on late, starts nothing."""
 
-import inspect
 import os
 import signal
 import subprocess
@@ -13,19 +12,20 @@ from datetime import datetime, timedelta
 import psutil
 import pytest
 
+from resource_manager.jobs.directories import ending
 from resource_manager.jobs.launchers import (
     AlreadyEndedError,
     Job,
     JobState,
     JobStatus,
     LauncherUnreachableError,
-    directory_job,
     docker,
     job_key,
     open_at,
 )
 from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.server_library import library_of
 from tests.eventually import wait_for, wait_until_ended
 from tests.small_disk import small_disk_at
 
@@ -113,7 +113,7 @@ def test_while_a_job_is_being_ended_a_start_does_not_say_that_it_is_gone(launche
     launcher.prepare(wanted)
     launcher.start(wanted)
     with monkeypatch.context() as patched:
-        patched.setattr(directory_job, "terminate", interrupt)
+        patched.setattr(ending, "terminate", interrupt)
         if isinstance(launcher, docker.DockerLauncher):
             patched.setattr(launcher._api, "stop", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -157,7 +157,12 @@ def test_what_a_later_lease_goes_on_from_stays_when_an_earlier_one_is_removed(la
 
 @pytest.mark.parametrize(
     ("moment", "has_the_lock"),
-    [("os.makedirs", False), ("_locked", False), ("_spawn", True), ("subprocess.run", True)],
+    [
+        ("os.makedirs", False),
+        ("job_files.locked", False),
+        ("starting.own_variables", True),
+        ("subprocess.run", True),
+    ],
 )
 def test_a_start_that_is_halted_at_any_moment_starts_nothing_after_stop(
     tmp_path, monkeypatch, moment, has_the_lock
@@ -168,7 +173,7 @@ def test_a_start_that_is_halted_at_any_moment_starts_nothing_after_stop(
     starter = halted_at(moment, f"start(**{call!r})")
     launcher = LocalLauncher(str(root))
     try:
-        monkeypatch.setattr(directory_job, "KILL_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(ending, "KILL_TIMEOUT_S", 0.3)
         if has_the_lock:
             with pytest.raises(LauncherUnreachableError, match="job j could not be stopped on"):
                 launcher.stop("j", 0.0)
@@ -186,9 +191,9 @@ def test_a_start_that_is_halted_at_any_moment_starts_nothing_after_stop(
 
 
 def halted_at(moment, call):
-    """Return a process that makes this call of `directory_job`, halted by SIGSTOP at its first `moment`."""
+    """Return a process that makes this call of the library, halted by SIGSTOP at its first `moment`."""
     program = (
-        f"{inspect.getsource(directory_job)}\n"
+        f"{library_of()}from resource_manager.jobs.directories import job_files, starting\n"
         "def halting(act):\n"
         "    halts = [None]\n"
         "    def acting(*given, **more):\n"

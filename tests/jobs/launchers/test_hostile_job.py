@@ -10,11 +10,11 @@ from threading import Event
 
 import pytest
 
+from resource_manager.jobs.directories import calls, job_files
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
     LauncherUnreachableError,
-    directory_job,
     directory_launcher,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -135,8 +135,8 @@ def test_no_name_of_a_job_leads_out_of_the_folder(tmp_path: Path, key: str) -> N
     for call in calls:
         with pytest.raises(LauncherUnreachableError, match="no job is called"):
             call(key)
-    with pytest.raises(directory_job.ElsewhereError):
-        directory_job.bury(str(tmp_path / "home" / "jobs"), key)
+    with pytest.raises(job_files.ElsewhereError):
+        job_files.bury(str(tmp_path / "home" / "jobs"), key)
     assert victim.exists()
     assert (tmp_path / "home").exists()
 
@@ -162,7 +162,7 @@ def test_a_folder_that_hangs_is_out_of_reach(
 ) -> None:
     answered = Event()
     monkeypatch.setattr(directory_launcher, "ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(directory_job, "status", lambda *_, **__: answered.wait(60.0))
+    monkeypatch.setitem(calls.ACTS, "status", lambda *_, **__: answered.wait(60.0))
     with pytest.raises(LauncherUnreachableError, match=r"^job j cannot be seen on \S+: .* does not answer$"):
         launcher.status("j")
     answered.set()

@@ -1,24 +1,23 @@
 """A job is looked for at the place where it was prepared; whoever cannot look there knows nothing of it."""
 
 import ast
-import inspect
 import os
 import socket
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from resource_manager.core.models import JobPlace
+from resource_manager.jobs.directories import ending, job_files, starting
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    directory_job,
     open_at,
-    standing_program,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
@@ -65,7 +64,7 @@ def test_a_place_says_machine_folder_and_user(tmp_path):
     place = LocalLauncher(str(tmp_path)).prepare(Job("j", ("true",)))
     assert place == JobPlace(
         "local",
-        machine=directory_job.machine(),
+        machine=job_files.machine(),
         folder=str(tmp_path),
         mark=(tmp_path / "mark").read_text(),
         user="root" if os.geteuid() == 0 else place.user,
@@ -235,32 +234,38 @@ def no_descriptor(*_):
 
 
 def test_nothing_runs_after_a_start_whose_outer_shell_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory_job, "WRAPPER", f"{directory_job.WRAPPER}\nkill -9 $$\n")
+    monkeypatch.setattr(starting, "WRAPPER", f"{starting.WRAPPER}\nkill -9 $$\n")
     launcher = LocalLauncher(str(tmp_path))
     with pytest.raises(LauncherError, match=r"^job j could not be started on ") as failed:
         launcher.start(Job("j", ("sleep", "60")))
     assert not isinstance(failed.value, LauncherUnreachableError)
     assert launcher.status("j").state is JobState.FINISHED
-    left = list(directory_job._processes(str(tmp_path / "j")))
+    left = list(ending.processes_of(str(tmp_path / "j")))
     assert left == []
 
 
-@pytest.mark.parametrize("sent", [directory_job, standing_program])
-def test_what_is_sent_to_servers_runs_on_python_3_7(sent):
-    ast.parse(inspect.getsource(sent), feature_version=(3, 7))
+JOBS = Path(job_files.__file__).parents[1]
+SENT = ("directories/*.py", "launchers/slurm_*.py", "launchers/standing_program.py", "launchers/walls.py")
+
+
+@pytest.mark.parametrize(
+    "path", [path for each in SENT for path in JOBS.glob(each)], ids=lambda path: path.stem
+)
+def test_what_is_sent_to_servers_is_of_python_3_7(path):
+    ast.parse(path.read_text(), feature_version=(3, 7))
 
 
 def test_a_job_that_began_and_ended_while_another_start_waited_runs_once(tmp_path, monkeypatch):
     launcher, job = LocalLauncher(str(tmp_path)), Job("j", ("true",))
-    locked, begun = directory_job._locked, []
+    locked, begun = job_files.locked, []
 
     def late(*arguments):
-        monkeypatch.setattr(directory_job, "_locked", locked)
+        monkeypatch.setattr(job_files, "locked", locked)
         launcher.start(job)
         wait_until_ended(launcher, "j")
         begun.append((tmp_path / "j" / "group").read_text())
         return locked(*arguments)
 
-    monkeypatch.setattr(directory_job, "_locked", late)
+    monkeypatch.setattr(job_files, "locked", late)
     launcher.start(job)
     assert [(tmp_path / "j" / "group").read_text()] == begun

@@ -1,6 +1,5 @@
 """Python by ssh: programs share a log-in and a process that stands on the server, and both are replaced."""
 
-import inspect
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 
 from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
-    directory_job,
     ssh_standing,
     standing_program,
 )
+from resource_manager.jobs.launchers.server_library import library_of
+from resource_manager.jobs.launchers.slurm import SlurmLauncher
 from resource_manager.jobs.launchers.ssh_python import SSHPython
 from tests.eventually import wait_for
 from tests.ssh_account import logged_in, run_command
@@ -137,7 +137,8 @@ class TestAProgram:
     def test_runs_on_python_3_7(self, account, tmp_path, monkeypatch):
         (tmp_path / "python3").symlink_to(OLD_PYTHONS[0])
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        assert account.run("import sys; print(sys.version_info[:2])").output == "(3, 7)\n"
+        library = library_of(*SlurmLauncher.modules)
+        assert account.run("print(sys.version_info[:2])", library=library).output == "(3, 7)\n"
 
 
 class TestTheLogIn:
@@ -252,7 +253,7 @@ class TestTheLogIn:
         assert account.run().output == "done\n"
 
 
-LIBRARY = inspect.getsource(directory_job)
+LIBRARY = library_of()
 
 
 class TestALookout:
@@ -273,7 +274,8 @@ class TestALookout:
 
     def test_that_cannot_see_its_jobs_ends_and_leaves_the_programs(self, account, tmp_path):
         """Some of them look elsewhere, and each program says itself what it cannot see."""
-        library = f"{LIBRARY}\ndef exists(path):\n    raise OSError('Stale file handle')\n"
+        changes = "def exists(path):\n    raise OSError('Stale file handle')\njob_files.exists = exists\n"
+        library = f"{LIBRARY}{changes}"
         with account.server.lookout(str(tmp_path), library, "pass") as lookout:
             lookout.watch("j")
             with pytest.raises(OSError, match="Stale file handle"):

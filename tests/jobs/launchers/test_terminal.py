@@ -1,6 +1,5 @@
 """Jobs in a terminal, here and by the ssh program: found, ended, and gone with their caller."""
 
-import inspect
 import os
 import random
 import signal
@@ -15,17 +14,18 @@ import psutil
 import pytest
 
 from resource_manager.core.models import JobPlace
+from resource_manager.jobs.directories import ending, job_states
+from resource_manager.jobs.directories.job_files import machine
 from resource_manager.jobs.launchers import (
     AlreadyEndedError,
     Job,
     JobState,
     JobStatus,
     LauncherUnreachableError,
-    directory_job,
     open_at,
     terminal,
 )
-from resource_manager.jobs.launchers.directory_job import machine
+from resource_manager.jobs.launchers.server_library import library_of
 from tests.eventually import wait_for
 
 SLEEP = f"sleep 62.{os.getpid()}"
@@ -190,7 +190,7 @@ def test_a_job_lives_as_long_as_its_caller_gives_signs(launcher):
 
 
 def attended_source(root, command, ttl_s, changes=""):
-    """Return a process that attends the job with these changes to `directory_job`."""
+    """Return a process that attends the job with these changes to `jobs.directories`."""
     call = {
         "root": str(root),
         "key": "j",
@@ -198,7 +198,8 @@ def attended_source(root, command, ttl_s, changes=""):
         "environment": {},
         "ttl_s": ttl_s,
     }
-    program = f"{inspect.getsource(directory_job)}\n{changes}\nraise SystemExit(attend(**{call!r}))"
+    known = "from resource_manager.jobs.directories import attending, job_files"
+    program = f"{library_of()}{known}\n{changes}\nraise SystemExit(attend(**{call!r}))"
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
 
 
@@ -208,7 +209,7 @@ def test_a_job_that_ignores_sigterm_is_gone_when_its_caller_is_silent(tmp_path):
     wait_for(lambda: len(sleepers()) == 2)
     assert attended.wait(60) == 143
     assert sleepers() == []
-    assert directory_job.status(str(tmp_path), "j")["exit_code"] == 143
+    assert job_states.status(str(tmp_path), "j")["exit_code"] == 143
 
 
 def test_a_job_is_gone_when_its_caller_is_halted(tmp_path):
@@ -250,11 +251,14 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing_behind(tmp_path):
         attended.terminate()
         assert attended.wait(60) in (143, -signal.SIGTERM)
         assert sleepers() == []
-        assert directory_job.status(str(root), "j")["state"] != "running"
+        assert job_states.status(str(root), "j")["state"] != "running"
+
+
+MOMENTS = ("attending.refuse_ended", "job_files.locked", "job_files.write_file", "subprocess.Popen")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", ["refuse_ended", "_locked", "write_file", "subprocess.Popen", "_wait"])
+@pytest.mark.parametrize("moment", [*MOMENTS, "attending._wait"])
 def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, moment, number):
     changes = (
         "def signalled(act):\n"
@@ -266,38 +270,39 @@ def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, mome
     )
     assert attended_source(tmp_path, SLEEP, 0.0, changes).wait(60) == 143
     assert sleepers() == []
-    assert directory_job.status(str(tmp_path), "j")["state"] != "running"
+    assert job_states.status(str(tmp_path), "j")["state"] != "running"
 
 
 def test_a_job_halted_between_its_fork_and_its_command_is_ended_by_stop(tmp_path):
     """`stop` finds the process before it has become the command."""
     changes = (
-        "write = write_file\n"
+        "write = job_files.write_file\n"
         "def write_file(path, text, dated=None):\n"
         "    write(path, text, dated)\n"
         "    if path.endswith('/group'): os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "job_files.write_file = write_file\n"
     )
     attended = attended_source(tmp_path, SLEEP, 0.0, changes)
     try:
         wait_for((tmp_path / "j" / "group").exists)
-        assert directory_job.status(str(tmp_path), "j")["state"] == "running"
-        directory_job.stop(str(tmp_path), "j", 0.0)
+        assert job_states.status(str(tmp_path), "j")["state"] == "running"
+        ending.stop(str(tmp_path), "j", 0.0)
         attended.wait(60)
     finally:
         attended.kill()
         attended.wait()
     assert sleepers() == []
-    assert directory_job.status(str(tmp_path), "j")["state"] == "absent"
+    assert job_states.status(str(tmp_path), "j")["state"] == "absent"
 
 
 def test_a_job_halted_before_it_looked_for_the_tombstone_starts_nothing(tmp_path):
     changes = (
-        "really = exists\n"
+        "really = job_files.exists\n"
         "def exists(path):\n"
-        "    if os.getpid() != attending and 'ended' in path:\n"
+        "    if os.getpid() != attendant and 'ended' in path:\n"
         "        open(path, 'w').close()\n"
         "    return really(path)\n"
-        "attending = os.getpid()\n"
+        "job_files.exists, attendant = exists, os.getpid()\n"
     )
     (tmp_path / "ended").mkdir()
     assert attended_source(tmp_path, f"touch {tmp_path}/ran", 0.0, changes).wait(60) == 143

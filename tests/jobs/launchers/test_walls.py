@@ -13,7 +13,8 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import JobPlace
 from resource_manager.fleet.opening import REPORTS
-from resource_manager.jobs.launchers import Job, JobState, LauncherError, directory_job, terminal, walls
+from resource_manager.jobs.directories import job_states, starting
+from resource_manager.jobs.launchers import Job, JobState, LauncherError, terminal, walls
 from resource_manager.jobs.launchers.directory_launcher import check_user
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
@@ -381,9 +382,9 @@ def test_the_variables_of_a_job_choose_nothing_outside_its_walls(tmp_path):
 def test_what_builds_the_walls_does_not_get_the_variables_of_the_job(tmp_path):
     """The linker itself reads some, such as LD_PRELOAD, before any program could drop them."""
     walls = ["/bin/sh", "-c", 'echo "${LD_PRELOAD-none}"; exec "$@"', "sh"]
-    directory_job.start(str(tmp_path), KEY, ["true"], {"LD_PRELOAD": "/no/such/library"}, walls=walls)
-    wait_for(lambda: directory_job.status(str(tmp_path), KEY)["state"] == "finished")
-    assert directory_job.logs(str(tmp_path), KEY)["text"] == "none\n"
+    starting.start(str(tmp_path), KEY, ["true"], {"LD_PRELOAD": "/no/such/library"}, walls=walls)
+    wait_for(lambda: job_states.status(str(tmp_path), KEY)["state"] == "finished")
+    assert job_states.logs(str(tmp_path), KEY)["text"] == "none\n"
 
 
 def test_a_path_that_may_be_written_to_and_is_missing_is_said(local):
