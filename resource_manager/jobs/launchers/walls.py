@@ -50,10 +50,10 @@ FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signa
 # Signals that were ignored for bubblewrap are the command's again. One told meanwhile does not begin.
 BEGIN = """
 import json, os, signal, sys
-for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+for number in range(1, signal.NSIG):
     try:
         signal.signal(number, signal.SIG_DFL)
-    except OSError:
+    except OSError:  # SIGKILL and SIGSTOP, and those of the C library
         pass
 if os.path.exists(os.environ.get("GPU_PREEMPT_FILE", "")):
     sys.exit(143)
@@ -191,7 +191,7 @@ def _filter() -> int:
     ]
     steps = [(load, 0, 0, 4)]  # the architecture; the number is at 0, the first two arguments at 16 and 24
     for architecture, kinds in CALLS.items():
-        numbers = [(number, end) for kind, end in zip(kinds, (1, 5, 8), strict=True) for number in kind]
+        numbers = [(number, end) for place, end in enumerate((1, 5, 8)) for number in kinds[place]]
         own = [(load, 0, 0, 0)]
         own += [(equal, len(numbers) - 1 - i + end, 0, number) for i, (number, end) in enumerate(numbers)]
         steps += [(equal, 0, len(own) + len(ends), architecture), *own, *ends]

@@ -5,6 +5,7 @@ import pty
 import shutil
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -385,6 +386,28 @@ def test_what_builds_the_walls_does_not_get_the_variables_of_the_job(tmp_path):
     starting.start(str(tmp_path), KEY, ["true"], {"LD_PRELOAD": "/no/such/library"}, walls=walls)
     wait_for(lambda: job_states.status(str(tmp_path), KEY)["state"] == "finished")
     assert job_states.logs(str(tmp_path), KEY)["text"] == "none\n"
+
+
+OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.7.*/bin/python3"))
+
+
+@pytest.mark.skipif(not OLD_PYTHONS, reason="needs a Python 3.7 of pyenv's")
+def test_a_server_may_have_python_3_7(tmp_path):
+    programs = ([*walls.telling("why"), "echo", "ran"], [*walls.program_of((), (), "", ()), walls.CHECK])
+    by_old, by_own = (
+        [
+            subprocess.run(
+                [python, *program],
+                env={**os.environ, "GPU_JOB_LOCK": str(tmp_path / "lock")},
+                capture_output=True,
+                text=True,
+            )
+            for program in programs
+        ]
+        for python in (str(OLD_PYTHONS[0]), sys.executable)
+    )
+    assert (by_old[0].stdout, by_old[0].stderr) == ("ran\n", "gpu-manager: walls: none: why\n")
+    assert [(each.returncode, each.stdout) for each in by_old] == [(0, each.stdout) for each in by_own]
 
 
 def test_a_path_that_may_be_written_to_and_is_missing_is_said(local):
