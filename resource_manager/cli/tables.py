@@ -18,7 +18,7 @@ from resource_manager.manager.answer_words import (
     short_id_in_words,
     short_uuid,
 )
-from resource_manager.manager.plurals import counted, plural
+from resource_manager.manager.plurals import counted, plural, times
 from resource_manager.manager.serializers import (
     coming_in_words,
     deadline_in_words,
@@ -193,9 +193,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
             entry["short_id"],
             entry["team"],
             str(entry["priority"]),
-            f"{entry['nodes']} × {entry['required_gpus']}"
-            if entry["nodes"] > 1
-            else str(entry["required_gpus"]),
+            times(entry["nodes"], str(entry["required_gpus"])),
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),

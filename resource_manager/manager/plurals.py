@@ -18,6 +18,11 @@ def plural(number: Amount, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
+def times(number: int, text: str) -> str:
+    """Return what there is so many times: `2 × 8 GPUs`, once `8 GPUs`."""
+    return text if number == 1 else f"{number} × {text}"
+
+
 def numbered_gpus(gpu_ids: Collection[int]) -> str:
     """Return GPUs by their numbers: `GPU 0`, `GPUs 0, 1`, `no GPU`."""
     if not gpu_ids:

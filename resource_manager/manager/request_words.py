@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resource_manager.core.fit import UNSTATED
 from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Amount, Link, Request
 from resource_manager.core.names import short
 from resource_manager.manager.plurals import counted, plural
-
-if TYPE_CHECKING:  # a client of the service loads neither state nor scheduling
-    pass
-
 
 MAX_SHOWN = 3
 """Maximum number of GPUs, types or resources named in a sentence."""

@@ -13,6 +13,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, JobPlace, Lease, No
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, name_of, short, short_id
 from resource_manager.manager.answer_words import duration
+from resource_manager.manager.plurals import times
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.results import (
     Allocation,
@@ -257,9 +258,8 @@ def coming(arrival: Arrival) -> ComingDemand:
 
 def gpus_coming(demand: Mapping[str, Any]) -> str:
     """Return the GPUs of an announced demand: `4`, `0.5`, of 20 mapped tasks `20 × 4`, of a gang `2 × 8`."""
-    copies = {0: "? × ", 1: ""}.get(demand["copies"], f"{demand['copies']} × ")
-    nodes = f"{demand['nodes']} × " if demand["nodes"] > 1 else ""
-    return f"{copies}{nodes}{demand['required_gpus'] * demand['gpu_milli'] / MILLI_PER_GPU:g}"
+    gpus = times(demand["nodes"], f"{demand['required_gpus'] * demand['gpu_milli'] / MILLI_PER_GPU:g}")
+    return times(demand["copies"], gpus) if demand["copies"] else f"? × {gpus}"
 
 
 def coming_in_words(demands: Sequence[Mapping[str, Any]], now: float) -> str:

@@ -18,7 +18,7 @@ from resource_manager.core.names import display_name, is_hold, name_of, short_id
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.manager.answer_words import ranges
-from resource_manager.manager.plurals import counted
+from resource_manager.manager.plurals import counted, times
 from resource_manager.manager.server_views import Usage, closed_because, cpu_usage, gpu_usage, server_state
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
@@ -269,8 +269,7 @@ def _rank(lease: Lease, node: str) -> str:
 
 def gpus_asked(request: Request) -> str:
     """Return the GPUs that a request asks for: `4 GPUs`, `2 × 8 GPUs`, `0.25 GPUs`."""
-    text = counted(request.gpus * request.gpu_milli / MILLI_PER_GPU, "GPU")
-    return f"{request.nodes} × {text}" if request.nodes > 1 else text
+    return times(request.nodes, counted(request.gpus * request.gpu_milli / MILLI_PER_GPU, "GPU"))
 
 
 def show_use(rows: Iterable[ServerRow], reports: Mapping[str, KeptReport]) -> None:

@@ -158,12 +158,12 @@ class Reservations:
     def reserve(self, request: Request) -> float | None:
         """Reserve the earliest start that delays no earlier reservation, on nodes of which nothing is held.
 
-        Returns it, or None if none is known or the request is one too many.
+        Returns it, or None if none is known or the request, which could start, is one too many.
         """
         if self.is_one_too_many(request):
             return None
-        if request.nodes != 1:
-            return self._reserve_gang(request)
+        if swept := self._sweep_of(request):
+            return self._reserve_gang(request, swept)
         runtime_s = self._leases.runtime_s(request)
         held_mask = None if is_restricted(self._cluster, request) else self._held_back.mask
         before, dirty = self._as_before(request), self._dirty
@@ -255,9 +255,9 @@ class Reservations:
             at = self._timeline(position).earliest(request, runtime_s, at, best[0], opening)
         return (at, position) if (at, position) < best and at < math.inf else best
 
-    def _reserve_gang(self, request: Request) -> float | None:
+    def _reserve_gang(self, request: Request, swept: int) -> float | None:
         """Reserve nodes for all members at the first time at which they are free together for the runtime."""
-        self._swept += self._sweep_of(request)
+        self._swept += swept
         before, runtime_s = self._as_before(request), self._leases.runtime_s(request)
         if before is not None and self._dirty is not None:
             self._dirty.add(before.position)
