@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,12 @@ NO_SERVERS = "no servers yet: gpu-manager apply FILE"
 
 def place_in(location: Iterable[int | str]) -> list[str]:
     """Return the parts of a place in a value from outside, each without what could break a line."""
-    return [part if part.isprintable() else ascii(part) for part in map(str, location)]
+    named = [part for part in map(str, location) if part.isdigit() or not _BRANCH.search(part)]
+    return [part if part.isprintable() else ascii(part) for part in named]
+
+
+_BRANCH = re.compile(r"[\[(<]|^((constrained-)?(int|float|str)|HealthEntry)$")
+"""Parts of a place that name no part of the value, such as the branch of a union: no reader knows them."""
 
 
 class ResourceManagerError(Exception):

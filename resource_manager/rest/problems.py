@@ -44,6 +44,7 @@ from resource_manager.errors import (
     StoreFullError,
     StoreUnavailableError,
     UnknownNodeError,
+    place_in,
 )
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
@@ -140,7 +141,7 @@ def from_validation(error: ValidationError) -> ProblemError:
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
-        field = shortened(".".join(str(part) for part in entry["loc"]), 100)
+        field = shortened(".".join(place_in(entry["loc"])), 100)
         said = entry["msg"].removeprefix("Value error, ")
         message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), said), 200)
         complaints.append({"field": field, "message": message})

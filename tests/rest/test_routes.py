@@ -113,6 +113,7 @@ def test_a_wrong_section_of_the_cluster_is_one_line_that_says_what_is_right(
             "teams.a.max_runtime: 30 s must be above preempt_grace (60 s)",
         ),
         ({"servers": [{"name": "a", "cpus": 8, "mps": "x"}]}, "sections.servers.0.mps: must be true, or the"),
+        ({"servers": [{"name": "a", "cpus": 8, "gpus": -1}]}, "sections.servers.0.gpus: Input should be"),
     ):
         answer = open_client.put("/api/cluster", json={"sections": sections})
         assert answer.status_code == 400

@@ -79,9 +79,7 @@ class ClusterFiles:
 
     def _at(self, location: Sequence[str | int], reason: str) -> ClusterFileError:
         path, line, column = self._place(location)
-        # What names no part of the text, such as the branch of a union, is known to no reader.
-        where = dotted([part for part in place_in(location) if part.isdigit() or not _BRANCH.search(part)])
-        return ClusterFileError(f"{path}:{line}:{column}: {where}: {reason}")
+        return ClusterFileError(f"{path}:{line}:{column}: {dotted(place_in(location))}: {reason}")
 
     def _place(self, location: Sequence[str | int]) -> tuple[Path, int, int]:
         """Return file, line and column of a part of the joined files."""
@@ -94,9 +92,6 @@ class ClusterFiles:
             start, path = [entry for entry in self._first_servers if entry[0] <= number][-1]
             rest[:1] = [number - start] if rest else []
         return (path, *self._positions[path].of((first, *rest)))
-
-
-_BRANCH = re.compile(r"[\[(<]|^(int|float|dict|list|str|constrained-|function-|literal|HealthEntry|is-)")
 
 
 def _intended(errors: list[ErrorDetails]) -> ErrorDetails:

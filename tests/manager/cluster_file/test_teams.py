@@ -61,6 +61,7 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
         ("preemption = 1\n", 1, "preemption: "),
         ("# hi\n\nmin_runtime = '3 fortnights'\n", 3, "must be seconds or a text such as 45s"),
         ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, 'teams."b c".limit: '),
+        ("[teams.interns]\nlimit = 'x'\n", 2, "teams.interns.limit: "),
         ("[teams.a]\nidle_below = 101\n", 2, "teams.a.idle_below: "),
         ("[teams.a]\nidle_after = 0\n", 2, "teams.a.idle_after: "),
         ("[teams.a]\nlimit = \n", 2, "Invalid value"),
