@@ -111,7 +111,12 @@ def job_number(fencing_token: int, rank: int, nodes: int) -> str:
     return f"{fencing_token}" if nodes == 1 else f"{fencing_token}.{rank}"
 
 
+def number_of_key(key: str) -> str:
+    """Return the number at the end of the name of a member's job, empty for another name."""
+    found = re.search(r"-(\d+(?:\.\d+)?)$", key)
+    return found[1] if found else ""
+
+
 def token_of_key(key: str) -> int:
     """Return the fencing token in the name of a lease's job, -1 for another name."""
-    found = re.search(r"-(\d+)(\.\d+)?$", key)
-    return int(found[1]) if found else -1
+    return int(number_of_key(key).partition(".")[0] or -1)

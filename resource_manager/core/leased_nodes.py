@@ -18,7 +18,7 @@ from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import NodeState, allocate
 from resource_manager.core.team_ledger import TeamLedger, Use
 from resource_manager.core.teams import Teams
-from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.errors import CapacityError, LeaseNotFoundError
 
 P = ParamSpec("P")
 
@@ -138,11 +138,13 @@ class LeasedNodes(NodeIndex):
         if lease_id in self.leases:
             raise CapacityError(f"task {lease_id!r} already holds a lease")
         if request.nodes != 1 or len(lease.members) != 1:
-            self._allocate_gang(lease)
+            self._allocate_members(lease)
+            if port := lease.members[0].port:
+                state = self.by_name[lease.members[0].node]
+                self._undone_by(setattr, state, "last_port", state.last_port)
+                state.last_port = port
         else:  # what `_allocate_members` does, for the most frequent of all steps
-            state = self.by_name.get(placement.node)
-            if state is None:
-                raise UnknownNodeError(placement.node, self.by_name)
+            state = self.node(placement.node)
             whole_before, milli_before = state.whole_free, state.free_milli
             allocate(state, request, placement)
             self._reindex(state, whole_before, milli_before)
@@ -158,14 +160,6 @@ class LeasedNodes(NodeIndex):
             self.sequence = lease.sequence
         self.last_node = placement.node
         self._undone_by(self._deallocate, lease)
-
-    def _allocate_gang(self, lease: Lease) -> None:
-        first = lease.members[0]
-        self._allocate_members(lease)
-        if first.port:
-            state = self.by_name[first.node]
-            self._undone_by(setattr, state, "last_port", state.last_port)
-            state.last_port = first.port
 
     def _require_lease(self, lease_id: str, fencing_token: int) -> Lease:
         lease = self.leases.get(lease_id)

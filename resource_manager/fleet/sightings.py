@@ -8,14 +8,13 @@ leases of Airflow's tasks are left to their triggers and to `reconcile`, which c
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from resource_manager.agent.report_format import Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
-from resource_manager.core.identifiers import job_number
+from resource_manager.core.identifiers import job_number, number_of_key
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement, has_stored_job
 from resource_manager.core.node_state import NodeState
@@ -26,9 +25,6 @@ CONFIRMATIONS = 2
 
 LAUNCHERS = ("local", "ssh", "terminal", "agent")
 """Launchers whose jobs bear their key in each process; those of others are not looked for."""
-
-_NUMBER = re.compile(r"-(\d+(?:\.\d+)?)$")
-"""Fencing token, and the rank of a gang's member, at the end of a job's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class Sightings:
 def sightings_after(state: NodeState, report: Report, before: Sightings) -> Sightings:
     """Return the sightings with a report of the node."""
     after = Sightings()
-    present = {number for number in map(_number_of, _keys_in(report)) if number}
+    present = {number for number in map(number_of_key, _keys_in(report)) if number}
     for lease in state.leases.values():
         jobs = _jobs_on(state, lease, report.machine)
         if jobs is None:
@@ -105,7 +101,7 @@ def leases_gone(cluster: ClusterState, report: Report, known: Mapping[str, Sight
 
 def _tells_end(report: Report, lease: Lease) -> bool:
     own = {_number(lease, rank) for rank, member in lease.ranked if member.node == report.server}
-    ended = {_number_of(run.key) for run in report.runs or () if run.state == "finished"}
+    ended = {number_of_key(run.key) for run in report.runs or () if run.state == "finished"}
     return has_stored_job(lease.request.labels) and own <= ended
 
 
@@ -144,11 +140,6 @@ def _jobs_on(state: NodeState, lease: Lease, machine: str | None) -> list[tuple[
 def _number(lease: Lease, rank: int) -> str:
     """Return the number at the end of the key of a member's job."""
     return job_number(lease.fencing_token, rank, lease.request.nodes)
-
-
-def _number_of(key: str) -> str:
-    found = _NUMBER.search(key)
-    return found[1] if found else ""
 
 
 def _keys_in(report: Report) -> Iterator[str]:

@@ -50,6 +50,12 @@ def slots(node: Node, request: Request, free: FreeCapacity) -> int:
     return most
 
 
+def slots_now(state: NodeState, request: Request) -> int:
+    """Return how many members of the request the node takes now."""
+    one = state.fits(request)
+    return slots(state.node, request, state.capacity) if one and request.spread is Spread.PACK else one
+
+
 def _times(free: Amount, amount: Amount, most: int) -> int:
     """Return how often the amount can be taken, subtracted one by one as grants do; at most `most`."""
     count = 0

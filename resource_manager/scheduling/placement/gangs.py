@@ -10,7 +10,7 @@ from resource_manager.core.changes import Drained, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Placement, Request, Spread, TypeChoice
 from resource_manager.core.node_state import NodeState
-from resource_manager.scheduling.placement.gang_slots import SlotsOf, count_slots, slots
+from resource_manager.scheduling.placement.gang_slots import SlotsOf, count_slots, slots_now
 from resource_manager.scheduling.placement.node_masks import (
     domain_masks,
     first_of,
@@ -103,16 +103,11 @@ def plan(
         allowed &= cluster.open_mask
     else:
         allowed &= cluster.candidate_mask(request)
-        if request.spread is Spread.SERVERS:
-            if allowed.bit_count() < request.nodes:
-                return []
+        if request.spread is Spread.SERVERS and allowed.bit_count() < request.nodes:
+            return []
 
-            def slots_of(state: NodeState) -> int:
-                return state.fits(request)
-        else:
-
-            def slots_of(state: NodeState) -> int:
-                return slots(state.node, request, state.capacity) if state.fits(request) else 0
+        def slots_of(state: NodeState) -> int:
+            return slots_now(state, request)
 
     if not request.same:
         return _near(cluster, request, allowed, slots_of)

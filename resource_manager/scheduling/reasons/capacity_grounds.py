@@ -59,6 +59,7 @@ from resource_manager.scheduling.placement.gang_slots import (
     could_start,
     ever_slots,
     slots,
+    slots_now,
     takes_ever,
 )
 from resource_manager.scheduling.placement.node_masks import areas_of, positions
@@ -149,13 +150,13 @@ def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
         for value, mask in areas_of(cluster, request).items()
         if takes_ever(cluster, request, mask)
     }
-    count = {value: sum(_slots_now(state, request) for state in states) for value, states in able.items()}
+    count = {value: sum(slots_now(state, request) for state in states) for value, states in able.items()}
     value = max(count, key=count.__getitem__)
     states, free = able[value], MembersFree(count[value], value)
     if not could_start(cluster, request):
         closed = [state for state in states if not state.is_open or _has_lost_members(state, request)]
         return Grounds(_kind_of_closed(closed), (free, *_closed_servers(closed, request)), request)
-    lacking = [state for state in states if state.is_open and not _slots_now(state, request)]
+    lacking = [state for state in states if state.is_open and not slots_now(state, request)]
     if unreleased := unreleased_lease(lacking, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (free, unreleased), request)
     facts: list[Fact] = [free]
@@ -179,11 +180,6 @@ def _has_lost_members(state: NodeState, request: Request) -> bool:
     return with_open_ones < slots(state.node, request, total_capacity(state.node))
 
 
-def _slots_now(state: NodeState, request: Request) -> int:
-    """Return how many members of the gang the server takes now, that takes some when it is empty."""
-    return slots(state.node, request, state.capacity) if state.fits(request) else 0
-
-
 def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:
     for shortage in shortages(state.node, request, state.capacity):
         if shortage.kind in (ShortageKind.GPUS, ShortageKind.AMOUNT):
@@ -193,7 +189,7 @@ def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:
 
 def _without_port(states: list[NodeState], request: Request) -> NoPort | NoPlacement:
     for state in states:
-        if _slots_now(state, request) and not state.free_port():
+        if slots_now(state, request) and not state.free_port():
             return NoPort(state.name, *state.node.gang_ports)
     return NoPlacement()
 
