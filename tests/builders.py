@@ -19,13 +19,23 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Fake clock that a test advances by `now`, in seconds."""
+    """Fake clock that a test advances by `now`, in seconds; each reading advances it by `step_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.0) -> None:
         self.now = 1_000.0
+        self.sleeps: list[float] = []
+        self._step_s = step_s
 
     def __call__(self) -> float:
+        self.now += self._step_s
         return self.now
+
+    time = monotonic = __call__
+
+    def sleep(self, seconds: float) -> None:
+        """Record the pause, and wait for nothing."""
+        self.sleeps.append(seconds)
+        self.now += seconds
 
 
 def node(letter: str, gpus: int = 2, cpus: int = 8) -> Node:

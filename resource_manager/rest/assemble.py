@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from resource_manager.rest.connection import Clock
+from resource_manager.rest.console.use_page import AccountsCache
 from resource_manager.rest.held_requests import HeldRequests
 from resource_manager.rest.limits import DEFAULT_RATE, DEFAULT_THREADS, Limits
 from resource_manager.rest.observability.gpu_metrics import GpuGauges
@@ -98,6 +101,7 @@ def standalone(
     max_streams: int = 64,
     threads: int = DEFAULT_THREADS,
     client_secret: str = "",
+    clock: Clock = time,
 ) -> Service:
     """Build the standalone service: protected by tokens, or open without them as `open_to` says.
 
@@ -109,10 +113,10 @@ def standalone(
     if open_to:
         is_local = open_to == "loopback"
         authenticator = OpenAuthenticator(
-            loopback_only=is_local, tokens=persistence.tokens if is_local else None
+            loopback_only=is_local, tokens=persistence.tokens if is_local else None, clock=clock.time
         )
     else:
-        authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions)
+        authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions, clock.time)
         sign_on = SignOnDesk(
             authenticator,
             lambda: manager.read(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
@@ -130,6 +134,7 @@ def standalone(
         max_streams=max_streams,
         threads=threads,
         sign_on=sign_on,
+        clock=clock,
     )
 
 
@@ -140,6 +145,7 @@ def build(
     *,
     rate: str = DEFAULT_RATE,
     threads: int = DEFAULT_THREADS,
+    clock: Clock = time,
     **more: Any,
 ) -> Service:
     """Build a service around a manager; its metrics observe the manager, its replica answers the reads.
@@ -158,8 +164,10 @@ def build(
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
     metrics.watch_held(held)
     metrics.watch_state(lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)
-    limits = Limits(rate, threads)
-    return Service(manager, authenticator, limits, watch, held, metrics, receiver, secret, **more)
+    limits, accounts = Limits(rate, threads, clock.monotonic), AccountsCache(clock.monotonic)
+    return Service(
+        manager, authenticator, limits, watch, held, metrics, receiver, secret, accounts=accounts, **more
+    )
 
 
 def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:

@@ -108,15 +108,22 @@ class OpenAuthenticator:
 
     login = False
 
-    def __init__(self, *, loopback_only: bool = True, tokens: TokenStore | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        loopback_only: bool = True,
+        tokens: TokenStore | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
         self._loopback_only = loopback_only
         self._tokens = tokens
         self._has_tokens = False
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        if self._tokens is not None and time.monotonic() - self._read_at > TOKEN_CACHE_S:
-            self._has_tokens, self._read_at = bool(self._tokens.read()), time.monotonic()
+        if self._tokens is not None and abs(self._clock() - self._read_at) > TOKEN_CACHE_S:
+            self._has_tokens, self._read_at = bool(self._tokens.read()), self._clock()
         if self._has_tokens:
             raise ProblemError(
                 401, "this service was started without tokens, and there are some now: start it again"
@@ -238,9 +245,9 @@ class TokenAuthenticator:
         return _holder(token) if token is not None and token.role == str(Role.AGENT) else None
 
     def known(self, *, fresh: bool = False) -> dict[str, Token]:
-        if fresh or time.monotonic() - self._read_at > TOKEN_CACHE_S:
+        if fresh or abs(self._clock() - self._read_at) > TOKEN_CACHE_S:  # also if the clock was set back
             self._tokens = self._store.read()
-            self._read_at = time.monotonic()
+            self._read_at = self._clock()
         return self._tokens
 
 

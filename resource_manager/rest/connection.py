@@ -39,7 +39,9 @@ def _trusted_authorities() -> ssl.SSLContext:
 
 
 class Clock(Protocol):
-    """The time of a connection, as the module `time` has it."""
+    """Time, as the module `time` has it."""
+
+    def time(self) -> float: ...
 
     def monotonic(self) -> float: ...
 

@@ -94,9 +94,14 @@ class FixedWindow:
 class Limits:
     """Limits of one process; a limit over all processes belongs in the proxy in front."""
 
-    def __init__(self, rate: str = DEFAULT_RATE, threads: int = DEFAULT_THREADS) -> None:
-        self._calls = FixedWindow(rate)
-        self._failures = FixedWindow(FAILURES)
+    def __init__(
+        self,
+        rate: str = DEFAULT_RATE,
+        threads: int = DEFAULT_THREADS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calls = FixedWindow(rate, clock)
+        self._failures = FixedWindow(FAILURES, clock)
         self._most_at_once = max(threads // SHARE, 1)
         self._guard = threading.Lock()
         self._running: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, persistence_of, standalone
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.builders import Clock
 
 
 @pytest.fixture
@@ -28,8 +30,16 @@ def manager() -> Iterator[GPUResourceManager]:
 
 
 @pytest.fixture
-def service(manager: GPUResourceManager, kept: Persistence) -> Iterator[Service]:
-    service = standalone(manager, kept)
+def clock() -> Clock:
+    """Return the clock of `service`, for its tokens and limits; it begins now and stands still."""
+    clock = Clock()
+    clock.now = time.time()
+    return clock
+
+
+@pytest.fixture
+def service(manager: GPUResourceManager, kept: Persistence, clock: Clock) -> Iterator[Service]:
+    service = standalone(manager, kept, clock=clock)
     yield service
     service.watch.close()
 

@@ -15,6 +15,7 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role, create
 from resource_manager.storage.backup import restore, write_backup
+from tests.builders import Clock
 from tests.redis_server import RedisServer
 from tests.rest.test_roles import HEALTH
 from tests.sql_servers import Postgres
@@ -57,12 +58,11 @@ def manager(store: tuple[str, Callable[[], object]]) -> Iterator[GPUResourceMana
 
 
 @pytest.fixture
-def stranger(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
+def stranger(manager: GPUResourceManager) -> Iterator[FlaskClient]:
     """Yield a client without a token of a service whose tokens are in the store, and read each time."""
-    monkeypatch.setattr("resource_manager.rest.auth.TOKEN_CACHE_S", 0.0)
     kept = persistence_of(Settings(store=manager.settings.store))
     create(kept.tokens, "olga", Role.OPERATOR)
-    service = standalone(manager, kept)
+    service = standalone(manager, kept, clock=Clock(step_s=60.0))
     yield create_app(service).test_client()
     service.watch.close()
 

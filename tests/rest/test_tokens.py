@@ -11,13 +11,14 @@ import pytest
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.rest import auth, tokens
+from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, persistence_of, standalone
-from resource_manager.rest.auth import TokenAuthenticator
+from resource_manager.rest.auth import TOKEN_CACHE_S, ExpiredTokenError, TokenAuthenticator
+from resource_manager.rest.service import Service
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import Role, TokenError, TokenFile, TokenStore
-from tests.builders import json_of
+from tests.builders import Clock, json_of
 from tests.redis_server import embedded_redis
 from tests.sql_servers import DATABASES
 
@@ -34,14 +35,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TokenStore:
     return persistence_of(Settings(store=request.getfixturevalue(name).fresh_url())).tokens
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def bearer(text: str) -> Any:
     return SimpleNamespace(headers={"Authorization": f"Bearer {text}"})
 
@@ -53,7 +46,7 @@ def test_a_token_works_until_it_expires_and_then_says_so(store: TokenStore) -> N
     clock.now += 90 * DAY_S - 1
     assert service.identify(bearer(text)) is not None
     clock.now += 1
-    with pytest.raises(auth.ExpiredTokenError, match=r"of ada has expired: .* token rotate"):
+    with pytest.raises(ExpiredTokenError, match=r"of ada has expired: .* token rotate"):
         service.identify(bearer(text))
     assert service.identify(bearer(f"{text}x")) is None, "only who has its secret learns that it was one"
 
@@ -104,7 +97,7 @@ def test_with_an_overlap_both_work_for_that_time(store: TokenStore) -> None:
     assert service.agent_of(old) == service.agent_of(new) != None  # noqa: E711 - both are the same agent
     clock.now += DAY_S
     assert service.agent_of(new) is not None
-    with pytest.raises(auth.ExpiredTokenError):
+    with pytest.raises(ExpiredTokenError):
         service.agent_of(old)
 
 
@@ -142,18 +135,13 @@ def test_an_expired_token_gets_401_over_http_with_its_id(
     service.watch.close()
 
 
-def test_a_session_ends_with_its_token(
-    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_ends_with_its_token(service: Service, kept: Persistence, clock: Clock) -> None:
     text = tokens.create(kept.tokens, "ada", Role.READER, expires_s=3600.0)
-    service = standalone(manager, kept)
     browser = create_app(service).test_client()
     assert browser.post("/login", data={"token": text}).status_code == 303
     assert browser.get("/api/status").status_code == 200
-    later = time.time() + 3601
-    monkeypatch.setattr(service.authenticator, "_clock", lambda: later)
+    clock.now += 3601
     assert browser.get("/api/status").status_code == 401
-    service.watch.close()
 
 
 def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,14 +156,14 @@ def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest
 
 
 def test_a_service_that_started_without_tokens_refuses_everybody_once_there_is_one(
-    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, kept: Persistence, clock: Clock
 ) -> None:
     """Who makes a token believes that callers need one: all were operators until the next start."""
-    monkeypatch.setattr(auth, "TOKEN_CACHE_S", -1.0)
-    service = standalone(manager, kept, open_to="loopback")
+    service = standalone(manager, kept, open_to="loopback", clock=clock)
     client = create_app(service).test_client()
     assert client.get("/api/status").status_code == 200
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
+    clock.now += 2 * TOKEN_CACHE_S
     for headers in ({}, {"Authorization": f"Bearer {text}"}):
         answer = client.get("/api/status", headers=headers)
         assert (answer.status_code, answer.get_json()["detail"]) == (

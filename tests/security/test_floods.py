@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,44 +275,43 @@ def test_all_who_ask_for_the_queue_share_one_computation(monkeypatch: pytest.Mon
     assert [answer[0]["task_id"] for answer in answers] == ["waits"] * 16
 
 
+class LongHistory(GPUResourceManager):
+    """Manager whose accounts take so many seconds of that clock, and are counted."""
+
+    def __init__(self, clock: Clock, cost_s: float) -> None:
+        super().__init__(Settings(store="memory://"))
+        self.clock, self.cost_s, self.made = clock, cost_s, 0
+        self.inside, self.end = threading.Event(), threading.Event()
+        self.end.set()
+
+    def accounts(self) -> Accounts:
+        self.clock.now += self.cost_s
+        self.made += 1
+        self.inside.set()
+        assert self.end.wait(10)
+        return super().accounts()
+
+
 @pytest.mark.parametrize(("cost_s", "made"), [(2.0, 1), (0.01, 3)])
 def test_reports_of_a_long_history_share_one_account(
-    as_role: AsRole, service: RestService, monkeypatch: pytest.MonkeyPatch, cost_s: float, made: int
+    clock: Clock, kept: Persistence, cost_s: float, made: int
 ) -> None:
     """Of 100,000 changes each took ten seconds, four at a time for one reader."""
-    clock, accounts, times = Clock(), service.manager.accounts, []
-
-    def read_all() -> Accounts:
-        clock.now += cost_s
-        times.append(clock.now)
-        return accounts()
-
-    monkeypatch.setattr(service.manager, "accounts", read_all)
-    monkeypatch.setattr(use_page, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    reader = as_role(Role.READER)
-    for path in ("/api/report", "/api/report?by=user&since=1d", "/use"):
-        assert reader.get(path).status_code == 200
-    assert len(times) == made
-    clock.now += 60
-    reader.get("/api/report")
-    assert len(times) == made + 1
+    with LongHistory(clock, cost_s) as manager:
+        service = standalone(manager, kept, open_to="loopback", clock=clock)
+        reader = create_app(service).test_client()
+        for path in ("/api/report", "/api/report?by=user&since=1d", "/use"):
+            assert reader.get(path).status_code == 200
+        assert manager.made == made
+        clock.now += 60
+        reader.get("/api/report")
+        assert manager.made == made + 1
+        service.watch.close()
 
 
-def test_nobody_waits_for_the_account_of_a_long_history_where_there_was_one(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, cache, inside, end = Clock(), use_page.AccountsCache(), threading.Event(), threading.Event()
-    real = manager.accounts
-
-    def slow() -> Accounts:
-        clock.now += 2
-        inside.set()
-        assert end.wait(10)
-        return real()
-
-    monkeypatch.setattr(manager, "accounts", slow)
-    monkeypatch.setattr(use_page, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    end.set()
+def test_nobody_waits_for_the_account_of_a_long_history_where_there_was_one(clock: Clock) -> None:
+    manager, cache = LongHistory(clock, 2.0), use_page.AccountsCache(clock)
+    inside, end = manager.inside, manager.end
     first = cache.of(manager)
     inside.clear()
     end.clear()

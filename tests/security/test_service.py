@@ -14,11 +14,13 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.rest import auth, tokens
+from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence
+from resource_manager.rest.auth import TOKEN_CACHE_S
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.builders import Clock
 from tests.security import hostile
 
 AsRole = Callable[..., FlaskClient]
@@ -46,9 +48,8 @@ def test_fencing_tokens_grow_over_a_reset(as_role: AsRole) -> None:
 
 
 def test_a_rotated_token_and_its_session_are_refused(
-    service: Service, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+    service: Service, kept: Persistence, clock: Clock
 ) -> None:
-    monkeypatch.setattr(auth, "TOKEN_CACHE_S", 0.0)
     app = create_app(service)
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
     browser, script = app.test_client(), app.test_client()
@@ -59,6 +60,7 @@ def test_a_rotated_token_and_its_session_are_refused(
     assert csrf is not None
     kept.tokens.delete(text.split("_")[1])
     tokens.create(kept.tokens, "ada", Role.OPERATOR)
+    clock.now += 2 * TOKEN_CACHE_S
     assert script.get("/api/status").status_code == 401
     assert browser.get("/api/status").status_code == 401
     headers = {"X-CSRF-Token": csrf[1]}

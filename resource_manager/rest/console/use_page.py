@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import gmtime, strftime
 from typing import Any
@@ -34,7 +35,8 @@ MIN_SHOWN_S = 600.0
 class AccountsCache:
     """Last account, kept for all who ask for as long as a long history takes too much time to read again."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._last: Accounts | None = None
         self._good_until = 0.0
@@ -45,14 +47,14 @@ class AccountsCache:
 
         While another is made the last one is good for `MAX_AGE_S` more, so that no threads wait for it.
         """
-        began = time.monotonic()
+        began = self._clock()
         if self._last is not None and began < self._usable_until and self._lock.locked():
             return self._last
         with self._lock:
-            began = time.monotonic()
+            began = self._clock()
             if self._last is None or began >= self._good_until:
                 self._last = manager.accounts()
-                ended = time.monotonic()
+                ended = self._clock()
                 self._good_until = self._usable_until = ended
                 if (cost_s := ended - began) > CHEAP_S:
                     self._good_until += min(cost_s / MAX_PART, MAX_AGE_S)
