@@ -35,13 +35,20 @@ def listening(server: Any) -> Iterator[None]:
 
 
 @contextmanager
-def served(manager: GPUResourceManager, folder: Path, threads: int) -> Iterator[str]:
+def served(manager: GPUResourceManager, folder: Path, threads: int, **bounds: Any) -> Iterator[str]:
     """Yield the URL of a service of the manager that listens on a port of this machine."""
+    with serving(manager, folder, threads, **bounds) as server:
+        yield f"http://127.0.0.1:{server.effective_port}"
+
+
+@contextmanager
+def serving(manager: GPUResourceManager, folder: Path, threads: int, **bounds: Any) -> Iterator[Any]:
+    """Yield the server of a service of the manager; `bounds` are those of its connections."""
     kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
     service = standalone(manager, kept, open_to="loopback", threads=threads)
-    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=threads)
+    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=threads, **bounds)
     try:
         with listening(server):
-            yield f"http://127.0.0.1:{server.effective_port}"
+            yield server
     finally:
         service.watch.close()

@@ -104,6 +104,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 
     addresses: Addresses
     trusted_proxy: str | None = None
+    header_s: float
+    request_s: float
     task_class = HoldingTask
     held_request: Any = None
     """The request that is or was held: it is carried out once more, and then not held again."""
@@ -206,14 +208,16 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         return bool(super().readable())
 
     def _allowed_s(self) -> float:
-        return REQUEST_S if self.request is not None and self.request.headers_finished else HEADER_S
+        is_header_there = self.request is not None and self.request.headers_finished
+        return self.request_s if is_header_there else self.header_s
 
 
 class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
     """Dispatcher with threads of their own for checks of health: all others may be at work for long."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, max_waiting: int = MAX_CONNECTIONS) -> None:
         super().__init__()
+        self._max_waiting = max_waiting
         self._health = {name: ThreadedTaskDispatcher() for name in HEALTH_PATHS.values()}
         for dispatcher in self._health.values():
             dispatcher.set_thread_count(HEALTH_THREADS)
@@ -229,7 +233,7 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
 
     def is_full(self) -> bool:
         """Return whether so many requests wait for a thread that no connection should be accepted."""
-        return sum(len(each.queue) for each in (self, *self._health.values())) >= MAX_CONNECTIONS
+        return sum(len(each.queue) for each in (self, *self._health.values())) >= self._max_waiting
 
     def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
         for dispatcher in self._health.values():
@@ -257,10 +261,13 @@ def bounded_server(
     threads: int,
     max_per_address: int = MAX_PER_ADDRESS,
     trusted_proxy: str | None = None,
+    max_connections: int = MAX_CONNECTIONS,
+    header_s: float = HEADER_S,
+    request_s: float = REQUEST_S,
 ) -> Any:
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
     _allow_open_files()
-    dispatcher = HealthApart(threads)
+    dispatcher = HealthApart(threads, max_connections)
     server = create_server(
         app,
         _dispatcher=dispatcher,
@@ -268,7 +275,7 @@ def bounded_server(
         port=port,
         threads=threads,
         ident="gpu-manager",
-        connection_limit=threads + MAX_CONNECTIONS,
+        connection_limit=threads + max_connections,
         asyncore_use_poll=True,  # select() fails from the 1,024th open file on
         channel_request_lookahead=1,
         # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
@@ -277,7 +284,12 @@ def bounded_server(
         trusted_proxy=trusted_proxy,
         trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
     )
-    bounds = {"addresses": Addresses(max_per_address), "trusted_proxy": trusted_proxy}
+    bounds = {
+        "addresses": Addresses(max_per_address),
+        "trusted_proxy": trusted_proxy,
+        "header_s": header_s,
+        "request_s": request_s,
+    }
     channel_class = type("Channel", (BoundedChannel,), bounds)
     listeners = [server] if isinstance(server, TcpWSGIServer) else list(server.map.values())
     for listener in listeners:

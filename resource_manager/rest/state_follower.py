@@ -53,11 +53,12 @@ class StateFollower:
     to the replica's version: to be read by a reader of `look` only.
     """
 
-    def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, store: Store, *, interval_s: float = INTERVAL_S, outage_s: float = OUTAGE_S) -> None:
         self.lives = Lives(ClusterState().snapshot())
         self._usage_history = UsageHistory()
         self._store = store
         self._interval_s = interval_s
+        self._outage_s = outage_s
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._replica: ClusterState | None = None
@@ -94,8 +95,8 @@ class StateFollower:
                 self._refresh()
             finally:
                 self._lock.release()
-        elif time.monotonic() - self._read_at > OUTAGE_S:
-            raise StoreUnavailableError(f"the store has not answered for {OUTAGE_S:g} s")
+        elif time.monotonic() - self._read_at > self._outage_s:
+            raise StoreUnavailableError(f"the store has not answered for {self._outage_s:g} s")
 
     def on_change(self, listener: Listener) -> None:
         """Call the listener with every change from now on, of any process; it must be quick."""
@@ -168,7 +169,7 @@ class StateFollower:
                     self._refresh()
             except Exception as error:
                 self._complain("the state could not be read: %s", error)
-                self._stop.wait(OUTAGE_S)
+                self._stop.wait(self._outage_s)
             for act in self._lookers:
                 try:
                     act()

@@ -110,8 +110,8 @@ class NoticeSender:
         self._me = secrets.token_hex(8)
         self._threads: dict[Notice, threading.Thread] = {}
 
-    def send(self) -> None:
-        """Send what is due; an address that hangs keeps its own thread only."""
+    def send(self, wait_s: float = SEND_EVERY_S) -> None:
+        """Send what is due, and wait so long for each address: one that hangs keeps its own thread only."""
         for notice in self._watch.read(lambda cluster, now: cluster.settings.notices):
             busy = self._threads.get(notice)
             if busy is None or not busy.is_alive():
@@ -119,7 +119,7 @@ class NoticeSender:
                 self._threads[notice] = thread
                 thread.start()
         for thread in self._threads.values():
-            thread.join(SEND_EVERY_S)
+            thread.join(wait_s)
 
     def _try(self, notice: Notice) -> None:
         try:

@@ -17,10 +17,9 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
-from resource_manager.rest.http_server import bounded_server
 from resource_manager.rest.state_follower import StateFollower
 from tests.eventually import wait_for
-from tests.listening import served
+from tests.listening import served, serving
 from tests.redis_server import RedisServer
 
 THREADS = 4
@@ -72,10 +71,9 @@ def test_more_requests_than_threads_are_held_while_others_are_answered(
 
 
 def test_held_requests_take_no_place_among_the_connections_that_a_service_has(
-    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("resource_manager.rest.http_server.MAX_CONNECTIONS", 4)
-    with served(manager, tmp_path, THREADS) as url, ThreadPoolExecutor(HELD) as pool:
+    with served(manager, tmp_path, THREADS, max_connections=4) as url, ThreadPoolExecutor(HELD) as pool:
         version = waits(url, -1, 0.0).json()["version"]
         held = [pool.submit(waits, url, version) for _ in range(HELD)]
         wait_until_held(url, HELD)
@@ -107,21 +105,15 @@ def test_a_held_request_is_answered_at_its_time_though_nothing_changed(url: str)
 
 
 def test_connections_that_the_loop_closes_while_they_are_held_keep_nobody_waiting(
-    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, tmp_path: Path
 ) -> None:
-    made: list[Any] = []
-
-    def noted(*given: Any, **more: Any) -> Any:
-        made.append(bounded_server(*given, **more))
-        return made[0]
-
-    monkeypatch.setattr("tests.listening.bounded_server", noted)
-    with served(manager, tmp_path, THREADS) as url, ThreadPoolExecutor(2) as pool:
+    with serving(manager, tmp_path, THREADS) as server, ThreadPoolExecutor(2) as pool:
+        url = f"http://127.0.0.1:{server.effective_port}"
         version = waits(url, -1, 0.0).json()["version"]
         closed = pool.submit(waits, url, version)
         wait_until_held(url, 1)
-        for channel in list(made[0].active_channels.values()):
-            made[0].trigger.pull_trigger(channel.handle_close)
+        for channel in list(server.active_channels.values()):
+            server.trigger.pull_trigger(channel.handle_close)
         with pytest.raises(httpx.RemoteProtocolError):
             closed.result(10)
         held = pool.submit(waits, url, version)

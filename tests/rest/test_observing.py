@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager.core.names import short_id
+from resource_manager.rest.app import MAX_LOGGED
 from resource_manager.rest.observability.logs import JsonFormatter
 
 
@@ -74,14 +75,12 @@ def test_the_access_log_says_what_a_request_changed_and_who_asked(
 
 
 def test_many_changes_of_one_request_are_counted_in_its_line(
-    caplog: pytest.LogCaptureFixture, open_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, open_client: FlaskClient
 ) -> None:
-    monkeypatch.setattr("resource_manager.rest.app.MAX_LOGGED", 2)
-    requests = [{"task_id": f"t{number}", "gpus": 2, "cpus": 1} for number in range(5)]
+    requests = [{"task_id": f"t{number}", "gpu_milli": 100, "cpus": 1} for number in range(MAX_LOGGED + 3)]
     with caplog.at_level(logging.INFO, "resource_manager.rest.access"):
         open_client.post("/api/allocate/batch", json={"requests": requests})
     [record] = [record for record in caplog.records if record.name.endswith(".access")]
-    assert json.loads(JsonFormatter().format(record))["changes"][1:] == [
-        f"granted t1 {short_id(2)} on gpu-server-0, GPUs 2, 3, by anonymous",
-        "and 3 more",
-    ]
+    changes = json.loads(JsonFormatter().format(record))["changes"]
+    assert changes[1] == f"granted t1 {short_id(2)} on gpu-server-0, GPU 0, by anonymous"
+    assert changes[MAX_LOGGED:] == ["and 3 more"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from resource_manager import GPUResourceManager
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli.tables import leases_table
 from resource_manager.core.names import short_id
 from resource_manager.errors import (
@@ -19,14 +22,39 @@ from resource_manager.errors import (
     ResourceManagerError,
     StateLostError,
     StateUnconfirmedError,
-    StoreUnavailableError,
 )
 from resource_manager.manager.refusal_wording import lock_busy
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import Role
+from tests.redis_server import RedisServer
 
 BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+
+
+class Failing(GPUResourceManager):
+    """Manager whose allocations and submissions end with that error."""
+
+    def __init__(self, error: ResourceManagerError) -> None:
+        super().__init__(Settings(store="memory://"))
+        self.error = error
+
+    def submit(self, *given: Any, **more: Any) -> NoReturn:
+        raise self.error
+
+    try_allocate = submit
+
+
+@contextmanager
+def served_from(store: str | GPUResourceManager, kept: Persistence) -> Iterator[FlaskClient]:
+    """Yield a client of a service without tokens of that manager, or of one of the store with that URL."""
+    made = store if isinstance(store, GPUResourceManager) else GPUResourceManager.from_url(store)
+    with made as manager:
+        service = standalone(manager, kept, open_to="loopback")
+        yield create_app(service).test_client()
+        service.watch.close()
 
 
 def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
@@ -318,19 +346,10 @@ def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: Flask
 )
 @pytest.mark.parametrize("path", ["/api/allocate", "/api/submit"])
 def test_a_store_failure_is_not_reported_as_missing_capacity(
-    open_client: FlaskClient,
-    manager: GPUResourceManager,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    error: ResourceManagerError,
-    kind: str,
-    retry_after: str,
+    kept: Persistence, path: str, error: ResourceManagerError, kind: str, retry_after: str
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(manager._commits, "run", fail)
-    answer = open_client.post(path, json=BODY)
+    with served_from(Failing(error), kept) as client:
+        answer = client.post(path, json=BODY)
     problem = answer.get_json()
     assert (answer.status_code, problem["kind"]) == (503, kind)
     assert problem["type"] == f"urn:gpu-manager:{kind.replace('_', '-')}"
@@ -340,22 +359,17 @@ def test_a_store_failure_is_not_reported_as_missing_capacity(
         assert problem["detail"] == lock_busy(60.0).detail
 
 
-def test_an_unreachable_store_is_503(
-    open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out(*_: object, **__: object) -> None:
-        raise StoreUnavailableError("Redis at redis://somewhere: cannot be reached")
-
-    for name in ("refresh", "commit", "now", "history"):
-        monkeypatch.setattr(manager.store, name, out)
-    for path in ("/healthz", "/api/status", "/metrics", "/api/trends"):
-        response = open_client.get(path)
-        assert response.status_code == 503, path
-        assert response.headers["Retry-After"]
-    problem = open_client.post("/api/allocate", json=BODY).get_json()
+def test_an_unreachable_store_is_503(own_redis: RedisServer, kept: Persistence) -> None:
+    with served_from(own_redis.limited_url(), kept) as client:
+        own_redis.stop(signal.SIGKILL)
+        for path in ("/healthz", "/api/status", "/metrics", "/api/trends"):
+            response = client.get(path)
+            assert response.status_code == 503, path
+            assert response.headers["Retry-After"]
+        problem = client.post("/api/allocate", json=BODY).get_json()
+        page = client.get("/")
     assert problem["error"] == "Resource allocation failed"
     assert problem["type"] == "about:blank"
-    page = open_client.get("/")
     assert page.status_code == 503
     assert "cannot be reached" in page.get_data(as_text=True)
 
@@ -370,34 +384,27 @@ def test_an_unreachable_store_is_503(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_that_the_caller_cannot_fix_is_503(
-    open_client: FlaskClient,
-    manager: GPUResourceManager,
-    monkeypatch: pytest.MonkeyPatch,
-    error: ResourceManagerError,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(manager, "submit", fail)
-    response = open_client.post("/api/submit", json=BODY)
+def test_an_error_that_the_caller_cannot_fix_is_503(kept: Persistence, error: ResourceManagerError) -> None:
+    with served_from(Failing(error), kept) as client:
+        response = client.post("/api/submit", json=BODY)
     assert response.status_code == 503
     assert response.get_json()["detail"] == str(error)
     assert int(response.headers["Retry-After"]) > 0
 
 
 def test_a_busy_lock_is_not_reported_as_a_missing_lease(
-    open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    kept: Persistence,
 ) -> None:
-    assert open_client.post("/api/allocate", json=BODY).status_code == 200
-    monkeypatch.setattr(manager._commits, "_lock_timeout_s", 0.05)
-    lock = manager.store.lock()
-    assert lock.acquire(1)
-    refused = open_client.post("/api/release", json={"task_id": "t"})
-    assert refused.status_code == 503
-    assert "the lock was busy for " in refused.get_json()["detail"]
-    lock.release()
-    assert open_client.post("/api/release", json={"task_id": "t"}).status_code == 200
+    manager = GPUResourceManager(Settings(store="memory://", lock_timeout_s=0.05))
+    with served_from(manager, kept) as client:
+        assert client.post("/api/allocate", json=BODY).status_code == 200
+        lock = manager.store.lock()
+        assert lock.acquire(1)
+        refused = client.post("/api/release", json={"task_id": "t"})
+        assert refused.status_code == 503
+        assert "the lock was busy for " in refused.get_json()["detail"]
+        lock.release()
+        assert client.post("/api/release", json={"task_id": "t"}).status_code == 200
 
 
 def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from flask.testing import FlaskClient
 
-from resource_manager.rest import events, http_server
+from resource_manager.rest import events
 from resource_manager.rest.app import create_app
 from resource_manager.rest.http_server import bounded_server
 from resource_manager.rest.limits import network_of
@@ -53,12 +53,8 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize(
     "sent", [b"", HALF, HALF + b"\r\n{"], ids=["nothing", "half a header", "half a body"]
 )
-def test_a_half_open_request_is_ended_though_it_goes_on_slowly(
-    sent: bytes, serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HEADER_S", 0.5)
-    monkeypatch.setattr(http_server, "REQUEST_S", 1.0)
-    address = serve()
+def test_a_half_open_request_is_ended_though_it_goes_on_slowly(sent: bytes, serve: Any) -> None:
+    address = serve(header_s=0.5, request_s=1.0)
     with socket.create_connection(address) as slow:
         slow.sendall(sent)
 
@@ -73,11 +69,8 @@ def test_a_half_open_request_is_ended_though_it_goes_on_slowly(
         wait_for(dripping, timeout_s=30)
 
 
-def test_a_request_in_time_and_the_pause_after_it_are_left_alone(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HEADER_S", 2.0)
-    address = serve()
+def test_a_request_in_time_and_the_pause_after_it_are_left_alone(serve: Any) -> None:
+    address = serve(header_s=2.0)
     with socket.create_connection(address) as client:
         for _ in range(2):
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -157,13 +150,10 @@ def test_requests_that_wait_for_a_thread_are_left_out_of_the_loop_and_answered_i
 
 
 @pytest.mark.parametrize("path", [b"/api/status", b"/livez"])
-def test_a_backlog_beyond_its_bound_keeps_new_connections_out(
-    path: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backlog_beyond_its_bound_keeps_new_connections_out(path: bytes) -> None:
     """Requests of any kind: checks of health wait for threads of their own."""
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     ended = threading.Event()
-    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=2)
+    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=2, max_connections=3)
     with listening(server), ExitStack() as stack:
         address = "127.0.0.1", int(server.effective_port)
         waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]

@@ -30,10 +30,13 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)
     if over_http:
-        from resource_manager.cli.bench.service import run
+        from resource_manager.cli.bench import service
+
+        results = service.run(redis_url, seconds=seconds)
     else:
-        from resource_manager.cli.bench.store import run
-    results = run(redis_url, seconds=seconds)
+        from resource_manager.cli.bench import store
+
+        results = store.run(redis_url, seconds=seconds)
     if as_json:
         print_json(results)
         return

@@ -22,7 +22,6 @@ from resource_manager.cli.bench.store import NAMESPACE, redis_server
 from resource_manager.errors import ResourceManagerError
 
 CLIENTS = 50
-MANY_SERVERS = 1000
 START_S = 60.0
 
 Call = Callable[[str, str, Any], bytes]
@@ -39,8 +38,8 @@ class BenchError(ResourceManagerError):
     """Failure of the service under test to start, or an error in its answer."""
 
 
-def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
-    """Measure latency and throughput of the service at 4 servers, and its slowest pages at 1,000.
+def run(redis_url: str | None = None, *, seconds: float = 3.0, servers: int = 1000) -> dict[str, Any]:
+    """Measure latency and throughput of the service at 4 servers, and its slowest pages at `servers`.
 
     Latencies are those of a client on this machine, in milliseconds, its own work included. The console
     is measured in a browser if Chromium and Playwright are installed.
@@ -50,8 +49,8 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
         with serving(redis, 4) as (url, tokens):
             results["one_client"] = one_client(url, tokens[0], seconds)
             results["clients"] = many_clients(url, tokens, seconds)
-        with serving(redis, MANY_SERVERS) as (url, tokens):
-            results["many_servers"] = many_servers(url, tokens[0])
+        with serving(redis, servers) as (url, tokens):
+            results["many_servers"] = many_servers(url, tokens[0], servers)
     return results
 
 
@@ -109,15 +108,15 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
     }
 
 
-def many_servers(url: str, token: str) -> dict[str, Any]:
-    """Measure the summary and the console with all GPUs of `MANY_SERVERS` servers allocated."""
+def many_servers(url: str, token: str, servers: int) -> dict[str, Any]:
+    """Measure the summary and the console with all GPUs of so many servers allocated."""
     with caller(url, token) as call:
-        figures = _many_servers(call)
+        figures = _many_servers(call, servers)
         return {**figures, **in_chromium(url, token, lambda task_id: _release(call, task_id))}
 
 
-def _many_servers(call: Call) -> dict[str, Any]:
-    for start in range(0, 2 * MANY_SERVERS, 500):
+def _many_servers(call: Call, servers: int) -> dict[str, Any]:
+    for start in range(0, 2 * servers, 500):
         requests = [
             {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8} for i in range(start, start + 500)
         ]
@@ -130,8 +129,8 @@ def _many_servers(call: Call) -> dict[str, Any]:
         return round(1000 * statistics.median(_timed(lambda: call("GET", path, None)) for _ in range(15)), 1)
 
     return {
-        "servers": MANY_SERVERS,
-        "leases": 2 * MANY_SERVERS,
+        "servers": servers,
+        "leases": 2 * servers,
         "status_ms": timed("/api/status"),
         "queue_ms": timed("/api/queue"),
         "metrics_ms": timed("/metrics"),

@@ -201,12 +201,15 @@ def test_a_stop_asks_whether_the_task_ends_too(
 
 
 def test_a_lease_that_its_task_releases_as_it_ends_is_no_error(
-    manager: GPUResourceManager, service: Service, as_role: AsRole, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, service: Service, as_role: AsRole
 ) -> None:
+    class ReleasesAsItEnds(OneTask):
+        def end_task(self, identity: TaskIdentity, instance: str | None) -> None:
+            manager.release("mine")
+
     manager.submit("mine", 8, 16, owner="ursula", labels=TaskIdentity("air", "d", "r", "t").labels)
-    airflow, ursula = OneTask(), as_role(Role.USER, "ursula")
-    object.__setattr__(service, "airflow_api", lambda: airflow)
-    monkeypatch.setattr(airflow, "end_task", lambda *given: manager.release("mine"))
+    ursula = as_role(Role.USER, "ursula")
+    object.__setattr__(service, "airflow_api", ReleasesAsItEnds)
     [held] = manager.leases()
     fields = {"task_id": "mine", "fencing_token": held["fencing_token"], "end_task": "true"}
     status, said = form(ursula, page(ursula, "mine"), "/act/stop", **fields)

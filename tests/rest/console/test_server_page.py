@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flask.testing import FlaskClient
@@ -83,16 +84,15 @@ def test_without_reports_there_are_no_bars(as_role: AsRole) -> None:
 
 
 def test_a_server_that_leaves_while_its_page_is_made_is_not_found(
-    as_role: AsRole, service: Service, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    as_role: AsRole, service: Service, manager: GPUResourceManager
 ) -> None:
-    look = service.watch.read
-
     def look_and_leave(reader: Callable[..., Any]) -> Any:
         shown = look(reader)
         redefine(manager, nodes=[replace(server(gpus=5), name="another", server_id=7)])
         return shown
 
-    monkeypatch.setattr(service.watch, "read", look_and_leave)
+    look = service.watch.read
+    object.__setattr__(service, "watch", Mock(wraps=service.watch, read=look_and_leave))
     assert as_role(Role.READER).get("/servers/0").status_code == 404
 
 

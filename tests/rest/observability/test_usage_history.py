@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
-
-import pytest
 
 from resource_manager import MemoryStore, Request, Settings
 from resource_manager.core.changes import Change, Granted, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.rest import state_follower
 from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Lives
 from tests.builders import Clock
+from tests.eventually import wait_for
 
 START = 1_000_000 * 60.0
 
@@ -125,23 +122,26 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         watch.close()
 
 
-def test_a_follower_goes_on_after_an_error_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_follower, "OUTAGE_S", 0.01)
-    store = MemoryStore()
+class OnceBroken(MemoryStore):
+    """Store whose next reading fails if `is_broken`."""
+
+    is_broken = False
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        if self.is_broken:
+            self.is_broken = False
+            raise KeyError("a bug")
+        return super().refresh(replica)
+
+
+def test_a_follower_goes_on_after_an_error_of_any_kind() -> None:
+    store = OnceBroken()
     with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
-        watch = StateFollower(store, interval_s=0.01)
+        watch = StateFollower(store, interval_s=0.01, outage_s=0.01)
         version = watch.read(lambda cluster, now: cluster.version)
-        failed, refresh = threading.Event(), store.refresh
-
-        def broken(replica: ClusterState | None) -> ClusterState | None:
-            if not failed.is_set():
-                failed.set()
-                raise KeyError("a bug")
-            return refresh(replica)
-
-        monkeypatch.setattr(store, "refresh", broken)
+        store.is_broken = True
         assert watch.wait(version, 0.01) is None
-        assert failed.wait(30)
+        wait_for(lambda: not store.is_broken)
         manager.allocate_resources("a", 8, 1)
         assert watch.wait(version, 30.0) is not None
         watch.close()

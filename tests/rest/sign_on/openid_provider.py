@@ -36,6 +36,8 @@ class OpenIdProvider:
     """Whether a code works again and again, which no provider may allow."""
     logged_in: set[str] = field(default_factory=set)
     """User codes that the person has confirmed on another device."""
+    confirms: bool = False
+    """Whether the person confirms a code once it was asked for in vain."""
     keys: list[RSAKey] = field(default_factory=list)
     signing: Any = None
     """Key that signs in the place of the last published one."""
@@ -131,6 +133,8 @@ class OpenIdProvider:
         if form["grant_type"] != "authorization_code":
             if self.devices.get(form["device_code"]) not in self.logged_in:
                 known = form["device_code"] in self.devices
+                if known and self.confirms:
+                    self.logged_in.add(self.devices[form["device_code"]])
                 return {"error": "authorization_pending" if known else "invalid_grant"}
             return self._tokens(None)
         begun = self.codes.get(form["code"]) if self.repeats_codes else self.codes.pop(form["code"], None)

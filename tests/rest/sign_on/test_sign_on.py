@@ -336,13 +336,8 @@ def gpu_manager(url: str, home: Path, *args: str) -> Any:
     return CliRunner().invoke(main, args, env=environment)
 
 
-def test_the_command_line_logs_in_and_out(
-    served: str, provider: OpenIdProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def confirm(_: float) -> None:
-        provider.logged_in.update(provider.devices.values())
-
-    monkeypatch.setattr("resource_manager.cli.login.time.sleep", confirm)
+def test_the_command_line_logs_in_and_out(served: str, provider: OpenIdProvider, tmp_path: Path) -> None:
+    provider.confirms = True
     before = gpu_manager(served, tmp_path, "status")
     assert (before.exit_code, "gpu-manager login" in before.output) == (1, True)
     done = gpu_manager(served, tmp_path, "login")
