@@ -65,76 +65,44 @@ def test_a_seed_of_the_matrix_has_failing_gpus() -> None:
     assert setting_of(15) == SETTING
 
 
-def forgets_to_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leased_nodes, "begin_cleaning", lambda state, lease, member, at: lambda: None)
+def unused(state: NodeState, gpu_ids: object) -> None:
+    closed, state.closed_gpus = state.closed_gpus, {}
+    recount(state, tuple(state.gpu_free))
+    state.closed_gpus = closed
 
 
-def frees_closed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unused(state: NodeState, gpu_ids: object) -> None:
-        closed, state.closed_gpus = state.closed_gpus, {}
-        recount(state, tuple(state.gpu_free))
-        state.closed_gpus = closed
+recount, fault = gpu_state.recount, transitions._Reading._fault
+Planted = tuple[object, str, Callable[..., object]]
+NO_ROGUES: Planted = (transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
 
-    recount = gpu_state.recount
-    monkeypatch.setattr(gpu_state, "recount", unused)
-
-
-def overlooks_missing_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = transitions._Reading._fault
-    monkeypatch.setattr(
-        transitions._Reading,
-        "_fault",
-        lambda self, gpu_id, gpu: (None, False) if gpu is None or gpu.lost else fault(self, gpu_id, gpu),
-    )
-
-
-def takes_everything_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions._Reading, "_left_of", lambda self, entry: [])
-    monkeypatch.setattr(transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
-
-
-def forgets_closures_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cluster_change, "replacement", lambda cluster, nodes, now, lines: [InventoryChanged(nodes, now)]
-    )
-
-
-def goes_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeState, "gpu_ids_of", lambda self, placement: placement.gpu_ids)
-
-
-def takes_everything_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_use, "_is_idle", lambda gpu, lease, below: True)
-
-
-def takes_silence_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "_idle_from", lambda use, now: use)
-
-
-def releases_nothing_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "idle_releases", lambda cluster, uses, now, node: [])
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [
-        forgets_to_clean,
-        frees_closed_gpus,
-        overlooks_missing_devices,
-        takes_everything_as_clean,
-        forgets_closures_that_move,
-        goes_by_numbers,
-        takes_everything_as_idle,
-        takes_silence_as_idle,
-        releases_nothing_as_idle,
+BUGS: dict[str, list[Planted]] = {
+    "forgets to clean": [
+        (leased_nodes, "begin_cleaning", lambda state, lease, member, at: lambda: None),
+        NO_ROGUES,
     ],
-)
-def test_the_checker_finds_bugs(
-    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug(monkeypatch)
-    if bug is forgets_to_clean:
-        monkeypatch.setattr(transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
+    "frees closed GPUs": [(gpu_state, "recount", unused)],
+    "overlooks missing devices": [
+        (
+            transitions._Reading,
+            "_fault",
+            lambda self, gpu_id, gpu: (None, False) if gpu is None or gpu.lost else fault(self, gpu_id, gpu),
+        )
+    ],
+    "takes everything as clean": [(transitions._Reading, "_left_of", lambda self, entry: []), NO_ROGUES],
+    "forgets closures that move": [
+        (cluster_change, "replacement", lambda cluster, nodes, now, lines: [InventoryChanged(nodes, now)])
+    ],
+    "goes by numbers": [(NodeState, "gpu_ids_of", lambda self, placement: placement.gpu_ids)],
+    "takes everything as idle": [(lease_use, "_is_idle", lambda gpu, lease, below: True)],
+    "takes silence as idle": [(judgement, "_idle_from", lambda use, now: use)],
+    "releases nothing as idle": [(judgement, "idle_releases", lambda cluster, uses, now, node: [])],
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_checker_finds_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, planted in BUGS[bug]:
+        monkeypatch.setattr(owner, name, planted)
     assert any(is_found(seed) for seed in range(8))
 
 
