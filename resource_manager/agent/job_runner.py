@@ -46,7 +46,7 @@ class OtherAgentError(Exception):
 class AgentJobs:
     """Jobs under `root` of the user of this process; `changed` is called when their states are other ones.
 
-    Of the output of one that runs about the newest `kept_bytes` are kept.
+    Of the output of one that runs about the newest `kept_bytes` are kept. `at_once` are started at once.
 
     Thread-safe. Raises `OtherAgentError` if another agent runs here.
     """
@@ -59,8 +59,10 @@ class AgentJobs:
         changed: Callable[[], None],
         say: Callable[[str], None],
         kept_bytes: int = long_logs.KEPT_BYTES,
+        at_once: int = AT_ONCE,
+        cut_every_s: float = CUT_EVERY_S,
     ) -> None:
-        self._server, self._kept_bytes = server, kept_bytes
+        self._server, self._kept_bytes, self._cut_every_s = server, kept_bytes, cut_every_s
         self._root = os.path.abspath(os.path.expanduser(root))
         self._changed, self._say = changed, say
         self._lock = threading.Lock()
@@ -82,7 +84,7 @@ class AgentJobs:
         except BlockingIOError:
             os.close(self._held)
             raise OtherAgentError(f"another agent runs the jobs in {self._root}: stop it first") from None
-        self._starting = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
+        self._starting = ThreadPoolExecutor(at_once, thread_name_prefix="gpu-job")
         self._ending = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="gpu-job-end")
         self._thread = threading.Thread(target=self._run, name="gpu-jobs", daemon=True)
         self._has_changed()
@@ -137,7 +139,7 @@ class AgentJobs:
                 self._converge()
                 if self._has_changed():
                     self._changed()
-                if time.monotonic() - self._cut_at > CUT_EVERY_S:
+                if time.monotonic() - self._cut_at > self._cut_every_s:
                     self._cut_at = time.monotonic()
                     self._cut()
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:

@@ -30,9 +30,17 @@ class JobPoll:
     """Thread that asks for the jobs of this server, has them made so, and sends output that was asked for."""
 
     def __init__(
-        self, server: str, sender: ReportSender, jobs: AgentJobs, say: Callable[[str], None]
+        self,
+        server: str,
+        sender: ReportSender,
+        jobs: AgentJobs,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._server, self._sender, self._jobs, self._say = server, sender, jobs, say
+        self._clock, self._first_pause_s = clock, first_pause_s
         self._known = ""
         self._wait_s = WAIT_S
         self._trouble = ""
@@ -52,14 +60,14 @@ class JobPoll:
         self._again.set()
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = self._first_pause_s
         while True:
             self._again.clear()  # before the question: a wake while it fails ends the pause after it
             if self._stop.is_set():
                 return
             try:
                 self._round()
-                pause_s, trouble = FIRST_PAUSE_S, ""
+                pause_s, trouble = self._first_pause_s, ""
             except ReportRefusedError as error:
                 trouble = str(error)
                 self._again.wait(pause_s * (0.5 + spread.random()))
@@ -72,11 +80,11 @@ class JobPoll:
         query = urlencode(
             {"server": self._server, "known": self._known, "wait": self._wait_s, "version": __version__}
         )
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         try:
             answer = self._sender.ask("GET", f"/agent/jobs?{query}", timeout_s=self._wait_s + MARGIN_S)
         except NoAnswerError:
-            if time.monotonic() - asked_at >= SHORT_WAIT_S:
+            if self._clock() - asked_at >= SHORT_WAIT_S:
                 self._wait_s = SHORT_WAIT_S
             raise
         if "jobs" not in answer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import pytest
 
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.report_format import check_report
-from resource_manager.jobs.directories import ending, job_files, job_states
+from resource_manager.jobs.directories import ending, job_states
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu
 from tests.agent.reporting import report as reported
 from tests.eventually import wait_for
 
-Open = Callable[[], AgentJobs]
+Open = Callable[..., AgentJobs]
 
 SAVES = "trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"
 
@@ -65,8 +65,9 @@ class Service:
 def opened(tmp_path: Path) -> Iterator[Open]:
     made: list[AgentJobs] = []
 
-    def open_() -> AgentJobs:
-        made.append(AgentJobs("here", str(tmp_path / "jobs"), changed=lambda: None, say=lambda line: None))
+    def open_(**more: Any) -> AgentJobs:
+        root = str(tmp_path / "jobs")
+        made.append(AgentJobs("here", root, changed=lambda: None, say=lambda line: None, **more))
         return made[-1]
 
     yield open_
@@ -202,11 +203,8 @@ def test_a_job_of_a_team_with_another_user_does_not_start(service: Service) -> N
     assert "jobs of this team run as user vision, but the agent of here runs them as" in error
 
 
-def test_a_job_that_takes_its_grace_keeps_no_other_back(
-    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource_manager.agent.job_runner.AT_ONCE", 1)
-    service = Service(opened())
+def test_a_job_that_takes_its_grace_keeps_no_other_back(opened: Open, tmp_path: Path) -> None:
+    service = Service(opened(at_once=1))
     slow, key = job_key("slow", 7), job_key("t", 8)
     going_on = service.run(slow, "trap '' TERM; while :; do sleep 0.1; done")
     service.say(going_on)
@@ -258,14 +256,15 @@ def test_no_job_makes_the_report_of_its_server_one_that_is_refused(service: Serv
     assert [run.key for run in report.runs or ()] == [key]
 
 
-def test_a_full_disk_keeps_a_job_from_starting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: str, text: str, dated: float | None = None) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", path)
-
-    monkeypatch.setattr(job_files, "write_file", full)
-    key = job_key("t", 7)
-    service.say(service.run(key, "true"))
-    refused = service.wait(key, refusal="NotStartedError", state="absent")
+def test_a_full_disk_keeps_a_job_from_starting(small_disk: Path) -> None:
+    jobs = AgentJobs("here", str(small_disk / "jobs"), changed=lambda: None, say=print)
+    with closing(jobs):
+        with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        service, key = Service(jobs), job_key("t", 7)
+        service.say(service.run(key, "true"))
+        refused = service.wait(key, refusal="NotStartedError", state="absent")
     assert "No space left on device" in refused["error"]
 
 
@@ -278,10 +277,9 @@ def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
     assert (ended["exit_code"], ended["last_line"], ended["preempted"]) == (9, "saved", True)
 
 
-def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("resource_manager.agent.job_runner.CUT_EVERY_S", 0.1)
+def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path) -> None:
     root, size = str(tmp_path / "jobs"), 4 * 2**20
-    jobs = AgentJobs("here", root, changed=lambda: None, say=print, kept_bytes=size)
+    jobs = AgentJobs("here", root, changed=lambda: None, say=print, kept_bytes=size, cut_every_s=0.1)
     try:
         service, key = Service(jobs), job_key("t", 7)
         service.say(service.run(key, "yes 0123456 | head -c 16777216; echo the end; sleep 60"))

@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from resource_manager.agent import polling
 from resource_manager.agent.job_runner import AgentJobs
-from resource_manager.agent.polling import JobPoll
+from resource_manager.agent.polling import SHORT_WAIT_S, WAIT_S, JobPoll
 from resource_manager.agent.sending import NoAnswerError, ReportSender
+from tests.builders import Clock
 from tests.eventually import wait_for
 
 
@@ -41,10 +41,14 @@ def service() -> FailingService:
 
 
 @pytest.fixture
-def poll(service: FailingService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPoll]:
-    monkeypatch.setattr(polling, "FIRST_PAUSE_S", 600.0)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def poll(service: FailingService, tmp_path: Path, clock: Clock) -> Iterator[JobPoll]:
     jobs = AgentJobs("here", str(tmp_path), changed=lambda: None, say=print)
-    poll = JobPoll("here", service, jobs, print)
+    poll = JobPoll("here", service, jobs, print, clock=clock, first_pause_s=600.0)
     yield poll
     poll.close()
     service.fails.release()
@@ -67,11 +71,11 @@ def test_a_wake_while_a_question_fails_is_not_forgotten(service: FailingService,
 
 
 def test_behind_a_proxy_that_gives_up_sooner_it_asks_for_a_shorter_time(
-    service: FailingService, poll: JobPoll, monkeypatch: pytest.MonkeyPatch
+    service: FailingService, poll: JobPoll, clock: Clock
 ) -> None:
     wait_for(lambda: service.count == 1)
-    monkeypatch.setattr(polling, "SHORT_WAIT_S", 0.0)  # each question fails later than that
+    clock.now += SHORT_WAIT_S
     service.fails.release()
     poll.ask_again()
     wait_for(lambda: service.count == 2)
-    assert service.waits == [polling.WAIT_S, 0.0]
+    assert service.waits == [WAIT_S, SHORT_WAIT_S]
