@@ -38,7 +38,7 @@ MIN_BLOCK_S = 0.002
 
 AWAKE_S = 200e-6
 QUICK_S = 400e-6
-"""A client whose last answer took less than `QUICK_S` waits for the next one awake, at most for `AWAKE_S`:
+"""A client whose last answer took less than `quick_s` waits for the next one awake, at most for `AWAKE_S`:
 to sleep and be woken takes longer than Redis does, and as much processor time. Behind a lock, on a busy
 server or across a network answers take longer, and it sleeps; a quick one reaches a sleeper after 0.25 ms."""
 
@@ -81,7 +81,13 @@ class RedisClient:
     `namespace` is the hash tag that all keys share, so that a Redis Cluster keeps them together.
     """
 
-    def __init__(self, driver: redis.Redis, address: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+    def __init__(
+        self,
+        driver: redis.Redis,
+        address: str,
+        namespace: str = DEFAULT_NAMESPACE,
+        quick_s: float = QUICK_S,
+    ) -> None:
         self.driver = driver
         self.address = address
         self.namespace = namespace
@@ -89,9 +95,10 @@ class RedisClient:
         self.contended = False
         """Whether the last claim on a lock had to wait: then the next one will, too."""
         self._answered_in_s = 0.0
+        self._quick_s = quick_s
 
     @classmethod
-    def from_url(cls, url: str) -> RedisClient:
+    def from_url(cls, url: str, quick_s: float = QUICK_S) -> RedisClient:
         """Return a client that connects on first use; `?namespace=` in the URL separates several states.
 
         Raises `SettingsError`.
@@ -123,7 +130,7 @@ class RedisClient:
         except (ValueError, TypeError) as error:
             reason = "its port is not a number" if "Port could not" in str(error) else str(error)
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {reason}") from error
-        return cls(driver, f"Redis at {redact(url)}", namespace)
+        return cls(driver, f"Redis at {redact(url)}", namespace, quick_s)
 
     def key(self, name: str) -> str:
         """Return the full name of a key of this namespace."""
@@ -177,7 +184,7 @@ class RedisClient:
                 connection.send_command(*command)
             else:  # as the driver does, in half the time
                 connection.send_packed_command([pack_command(tuple(command))])
-        if self._answered_in_s < QUICK_S:
+        if self._answered_in_s < self._quick_s:
             while not connection.can_read() and time.monotonic() - asked_at < AWAKE_S:
                 pass
         answers, error = [], None

@@ -1,7 +1,7 @@
 """The state in a database: each commit compares and sets the version of one row, in one transaction.
 
 A whole state is a snapshot with the changes after it, all as the codec's JSON. The client whose commit passes
-a multiple of `SNAPSHOT_EVERY` versions writes its replica as the next snapshot and drops the oldest changes.
+a multiple of `snapshot_every` versions writes its replica as the next snapshot and drops the oldest changes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class SqlStore:
     the recovery window, it refuses commits that grant or expire.
     """
 
-    def __init__(self, database: Database, *, history_length: int = 100_000) -> None:
+    def __init__(
+        self, database: Database, *, history_length: int = 100_000, snapshot_every: int = SNAPSHOT_EVERY
+    ) -> None:
         self.database = database
         self._snapshots = Snapshots(database, history_length)
         self._keys = SqlKeys(database)
@@ -85,6 +87,7 @@ class SqlStore:
         self.jobs = SqlJobs(database)
         self.witnesses = SqlWitnesses(database)
         self._is_untidy = False
+        self._snapshot_every = snapshot_every
 
     def now(self) -> float:
         return self._clock.now()
@@ -162,7 +165,8 @@ class SqlStore:
             assert isinstance(lock, SqlLock)
             lock.handed_on(commit.heir, sent_at)
         after = version + len(changes)
-        self._is_untidy = self._is_untidy or after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY
+        every = self._snapshot_every
+        self._is_untidy = self._is_untidy or after // every != version // every
 
     def tidy_up(self, replica: ClusterState) -> None:
         if not self._is_untidy:

@@ -15,7 +15,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
-from resource_manager.storage.redis import client as client_module
 from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient, blocking_read
 from resource_manager.storage.redis.store import RedisStore
 from resource_manager.storage.witnesses import Sighting
@@ -54,9 +53,11 @@ def test_answers_are_bytes_for_every_url(embedded_redis: RedisServer) -> None:
         assert manager.leases() == []
 
 
+@pytest.mark.parametrize(("quick_s", "times"), [(3600.0, 2), (1e-9, 1), (0.0, 0)])
 def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
-    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, quick_s: float, times: int
 ) -> None:
+    """Before the first answer it takes the server for quick, unless none is."""
     looks: list[float] = []
 
     def can_read(connection: redis.Connection, timeout: float = 0) -> bool:
@@ -64,24 +65,18 @@ def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
         return True
 
     monkeypatch.setattr(redis.connection.AbstractConnection, "can_read", can_read)
-    client = RedisClient.from_url(embedded_redis.fresh_url())
-    monkeypatch.setattr(client_module, "QUICK_S", 3600.0)
+    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s)
     client.ask(("PING",))
     client.ask(("PING",))
-    assert len(looks) == 2
-    monkeypatch.setattr(client_module, "QUICK_S", 0.0)  # every answer is slow
-    client.ask(("PING",))
-    monkeypatch.setattr(client_module, "QUICK_S", 1e-9)
-    client.ask(("PING",))
-    assert len(looks) == 2
+    assert len(looks) == times
     client.close()
 
 
 def test_a_client_that_waits_awake_falls_asleep(
-    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    embedded_redis: RedisServer,
 ) -> None:
-    monkeypatch.setattr(client_module, "QUICK_S", 0.05)  # also a busy server answers as soon as that
-    client = RedisClient.from_url(embedded_redis.fresh_url())
+    quick_s = 0.05  # also a busy server answers as soon as that
+    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s)
     client.ask(("PING",))  # which connects, too
     client.ask(("PING",))
     before_s = time.process_time()

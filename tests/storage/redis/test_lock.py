@@ -15,7 +15,6 @@ import pytest
 
 from resource_manager.errors import LockError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, _Renewals
-from resource_manager.storage.redis import lock as locks
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import HANDOFF_MS, HEARTBEAT_S, RedisLock
 from tests.eventually import wait_for
@@ -120,9 +119,8 @@ def test_a_waiter_blocks_in_redis(client: RedisClient) -> None:
 
 
 def test_a_waiter_continues_after_a_script_flush(
-    client: RedisClient, monkeypatch: pytest.MonkeyPatch
+    client: RedisClient,
 ) -> None:
-    monkeypatch.setattr(locks, "WAIT_S", 0.05)
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)

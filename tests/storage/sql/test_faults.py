@@ -509,12 +509,8 @@ def test_a_change_that_cannot_be_read_is_one_clear_line(url: str, stack: ExitSta
         one_line(caught.value)
 
 
-def test_the_history_is_bounded_and_snapshots_take_its_place(
-    url: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 10)
-    store = stack.enter_context(closing(open_store(url, Settings(history_length=1000))))
-    monkeypatch.setattr(store._snapshots, "_history_length", 20)  # type: ignore[attr-defined]
+def test_the_history_is_bounded_and_snapshots_take_its_place(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(SqlStore(Database(url), history_length=20, snapshot_every=10)))
     cluster = started(store)
     for step in range(60):
         add(store, cluster, f"t{step}") if step % 2 == 0 else end(store, cluster, f"t{step - 1}")
@@ -522,12 +518,9 @@ def test_the_history_is_bounded_and_snapshots_take_its_place(
     assert fresh(stack.enter_context(closing(open_store(url)))) == cluster.snapshot()
 
 
-def test_no_snapshot_has_changes_that_the_server_lost(
-    url: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_snapshot_has_changes_that_the_server_lost(url: str, stack: ExitStack) -> None:
     """As where a standby without the last commit takes over just before its client writes a snapshot."""
-    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 3)
-    store = stack.enter_context(closing(open_store(url)))
+    store = stack.enter_context(closing(SqlStore(Database(url), snapshot_every=3)))
     cluster = started(store)
     for name in ("a", "b"):
         add(store, cluster, name)

@@ -13,12 +13,13 @@ from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
 from resource_manager.rest.tokens import Token
 from resource_manager.settings import Settings
-from resource_manager.storage import Store, checks, open_store
+from resource_manager.storage import Store, checks
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import Once
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.store import SqlStore
 from resource_manager.storage.witnesses import Sighting
 from tests.storage.test_contract import fresh
 from tests.storage.walk import first_state, granted, started
@@ -29,11 +30,14 @@ CLOSED, SUSPENSION = 2, 3
 
 
 @pytest.fixture
-def stores(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Store]]:
+def stores(url: str) -> Iterator[tuple[Store, Store]]:
     """Two namespaces with the same names, the second of which has more of everything."""
-    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 2)
     own_url = url if "namespace=" in url else f"{url}?namespace=one"
-    with closing(open_store(own_url)) as own, closing(open_store(f"{own_url}_other")) as other:
+    databases = Database(own_url), Database(f"{own_url}_other")
+    with (
+        closing(SqlStore(databases[0], snapshot_every=2)) as own,
+        closing(SqlStore(databases[1], snapshot_every=2)) as other,
+    ):
         fill(own, 1)
         fill(other, 2)
         same = [at for at, (a, b) in enumerate(zip(contents(own), contents(other), strict=True)) if a == b]

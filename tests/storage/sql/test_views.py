@@ -14,8 +14,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling.accounting.lives import Lives
-from resource_manager.storage import Store, open_store
-from resource_manager.storage.sql import store as sql_store
+from resource_manager.storage import Store
+from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
 from tests.builders import redefine
@@ -24,15 +24,14 @@ from tests.storage.walk import Walk, first_state, started
 
 
 @pytest.fixture(params=["sqlite", *DATABASES])
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store that writes a snapshot every five changes, in a database without the states of other tests."""
-    monkeypatch.setattr(sql_store, "SNAPSHOT_EVERY", 5)
     url = request.getfixturevalue(request.param).fresh_url()
     if request.param == "postgresql":
         name = f"views_{uuid.uuid4().hex}"
         request.getfixturevalue(request.param).psql(f"CREATE DATABASE {name}")
         url = url.replace("/postgres?", f"/{name}?")
-    with closing(open_store(url)) as opened:
+    with closing(SqlStore(Database(url), snapshot_every=5)) as opened:
         yield opened
 
 
