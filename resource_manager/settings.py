@@ -116,7 +116,12 @@ class Settings(BaseModel):
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
             source = (sources or {}).get(name, f"setting {name!r}")
-            reason = first["msg"].removeprefix("Value error, ")
+            reason = re.sub("^Input should ", "must ", first["msg"].removeprefix("Value error, "))
+            if first["type"] == "extra_forbidden":
+                from difflib import get_close_matches  # no setting that is right needs it
+
+                near = get_close_matches(name[:100], cls.model_fields, 1)
+                reason = "there is no such setting" + "".join(f"; did you mean {each}?" for each in near)
             raise SettingsError(f"{source if name else 'settings'}: {reason}") from error
 
 

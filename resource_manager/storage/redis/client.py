@@ -128,7 +128,9 @@ class RedisClient:
                 pool = driver.connection_pool
                 pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError) as error:
+            unknown = re.search("unexpected keyword argument ('.*')", str(error))
             reason = "its port is not a number" if "Port could not" in str(error) else str(error)
+            reason = f"{unknown[1]} is no option of it" if unknown else reason
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {reason}") from error
         return cls(driver, f"Redis at {redact(url)}", namespace, quick_s)
 
