@@ -53,7 +53,10 @@ def test_a_wrong_setting_in_the_file_is_named(tmp_path: Path, text: str, named: 
     [
         ({"lease_ttl_s": -1}, "lease_ttl_s: "),
         ({"lock_timeout_s": -1}, "setting 'lock_timeout_s': must be greater than 0"),
-        ({"lock_timeout": 5}, r"setting 'lock_timeout': there is no such setting; did you mean lock_timeout_s\?"),
+        (
+            {"lock_timeout": 5},
+            r"setting 'lock_timeout': there is no such setting; did you mean lock_timeout_s\?",
+        ),
         ({"colour": "red", "lease_ttl_s": -1}, "setting 'colour': "),
         ({"min_gpus": 9, "max_gpus": 8}, r"min_gpus \(9\) is above max_gpus \(8\)"),
         ({"policy": "magic"}, "unknown policy 'magic'"),

@@ -79,7 +79,9 @@ def test_a_closed_server_is_not_free_in_connection_test_and_sensor(manager):
 def test_a_wrong_extra_of_a_connection_is_reported_in_one_line(monkeypatch):
     connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
-    with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'policy': there is no such setting$"):
+    with pytest.raises(
+        AirflowException, match=r"^connection 'gpus': setting 'policy': there is no such setting$"
+    ):
         GPUManagerHook("gpus").get_conn()
 
 

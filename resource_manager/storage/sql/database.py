@@ -33,7 +33,16 @@ except ModuleNotFoundError as error:
     raise SettingsError(f"SQL stores need {error.name}: {how_to_install('sql')}") from error
 
 from resource_manager.storage.sql import tables
-from resource_manager.storage.sql.dialect import Connection, Dialect, Fault, Pace, Poller, Waiter, execute
+from resource_manager.storage.sql.dialect import (
+    IS_CURRENT,
+    Connection,
+    Dialect,
+    Fault,
+    Pace,
+    Poller,
+    Waiter,
+    execute,
+)
 from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
 _spread = random.Random()
@@ -124,13 +133,14 @@ class Database:
             time.sleep(_spread.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
 
     def connection(self) -> Connection:
-        """Return a connection of the pool, none from before the server was away; `close` gives it back."""
+        """Return a connection of the pool, none to what is not there any more; `close` gives it back."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 connection = self._new_connection()
-            if connection.info.setdefault("since", time.monotonic()) >= self._away_at:
+            since = connection.info.setdefault("since", time.monotonic())
+            if since >= self._away_at and connection.info.get(IS_CURRENT, _always)():
                 return connection
             connection.invalidate()
             connection.close()
@@ -312,6 +322,10 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def _always() -> bool:
+    return True
 
 
 def _dialect(url: str) -> Dialect:

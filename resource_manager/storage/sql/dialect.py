@@ -26,6 +26,9 @@ Connection = PoolProxiedConnection
 """A connection of the driver, lent by the pool: each statement commits by itself, except between `begin` and
 COMMIT."""
 
+IS_CURRENT = "is_current"
+"""Key in the `info` of a connection: a function that says whether it still leads to the store of its URL."""
+
 POLL_S = 0.5
 """Longest sleep of a waiter for the lock before it looks again."""
 

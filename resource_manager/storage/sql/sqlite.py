@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
+    IS_CURRENT,
     JOB_COLUMNS,
     LEAVE_NEXT,
     UPSERT_JOB,
@@ -219,10 +223,21 @@ class SQLite:
         return Fault("away", f"it refused the operation ({words})")
 
 
-def _prepare(connection: sqlite3.Connection, record: object) -> None:
+def _prepare(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
     connection.create_function("now_s", 0, time.time)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
+    path = connection.execute("PRAGMA database_list").fetchone()[2]
+    opened = os.stat(path)
+    record.info[IS_CURRENT] = partial(_is_file, opened, path)
+
+
+def _is_file(opened: os.stat_result, path: str) -> bool:
+    """Return whether the path leads to the opened file: else others grant on the one that took its place."""
+    try:
+        return os.path.samestat(opened, os.stat(path))
+    except OSError:
+        return False
 
 
 def refuse_network(path: Path, mounts: Path = Path("/proc/mounts")) -> None:

@@ -29,6 +29,7 @@ from resource_manager.errors import (
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
+    StoreError,
     StoreFullError,
     StoreUnavailableError,
 )
@@ -326,6 +327,30 @@ def test_sqlite_waits_for_another_writer_and_not_for_ever(
     assert "another process held its lock for 0.01 s" in refusal(store, cluster)
     other.execute("COMMIT")
     assert fresh(store) == cluster.snapshot()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_nothing_is_granted_on_a_file_of_sqlite_that_is_gone_or_was_replaced(
+    tmp_path: Path, restored: bool
+) -> None:
+    """Another process would grant the same GPUs on the file that is there now."""
+    path, backup = tmp_path / "state.db", tmp_path / "backup.db"
+    url = f"sqlite:///{path}"
+    with GPUResourceManager.from_url(url, inventory=default_inventory(1, 8, 64)) as manager:
+        manager.submit("before", 2)
+        with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(backup)) as copy:
+            file.backup(copy)
+        manager.submit("after", 2)
+        for name in ("state.db-wal", "state.db-shm"):
+            (tmp_path / name).unlink()
+        backup.replace(path) if restored else path.unlink()
+        with pytest.raises(StateLostError if restored else StoreError):
+            manager.submit("t", 2)
+        with pytest.raises(StateLostError if restored else StoreError):
+            manager.release("before")
+    if restored:
+        with GPUResourceManager.from_url(url) as other:
+            assert [lease["task_id"] for lease in other.leases()] == ["before"]
 
 
 def guest_of(server: SqlServer, grant: str) -> str:
