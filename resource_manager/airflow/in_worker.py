@@ -251,9 +251,26 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _end_this_process(reason: str) -> None:
+    import psutil
+
+    print(f"ending this task: {reason}", flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended by itself
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @contextmanager
 def kept_alive(
-    manager: LeaseService, lease_id: str, token: int, ttl_s: float, *, ends_in_time: bool = True
+    manager: LeaseService,
+    lease_id: str,
+    token: int,
+    ttl_s: float,
+    *,
+    ends_in_time: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    end: Callable[[str], None] = _end_this_process,
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.
 
@@ -262,38 +279,38 @@ def kept_alive(
     instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
     """
     over = threading.Event()
-    renewed_at = time.monotonic()
+    renewed_at = clock()
     problem = "no answer"
     manager.renew(lease_id, fencing_token=token)
 
     def keep() -> None:
         nonlocal renewed_at, problem
         taken_until = math.inf
-        while not over.wait(min(ttl_s / 4, max(taken_until - time.monotonic(), 0.0))):
-            asked_at = time.monotonic()
+        while not over.wait(min(ttl_s / 4, max(taken_until - clock(), 0.0))):
+            asked_at = clock()
             if asked_at >= taken_until:
-                _end_this_process("the lease was taken, and the time to save is over")
+                end("the lease was taken, and the time to save is over")
                 return
             try:
                 lease = manager.renew(lease_id, fencing_token=token)
                 renewed_at = asked_at
                 if lease["gpu_failed"] and not over.is_set():
-                    _end_this_process(f"one of its GPUs failed: {lease['gpu_failed']}")
+                    end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
                 if lease["preempted_by"] and taken_until == math.inf and not over.is_set():
                     taken_until = asked_at + _tell(lease)
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
-                    _end_this_process("the lease was ended by another client")
+                    end("the lease was ended by another client")
                     return
             except Exception as error:  # any failure to renew lets the lease expire
                 problem = str(error)
 
     # A separate thread, since a renewal may wait for its answer until after the lease has expired.
     def end_in_time() -> None:
-        while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
-            if time.monotonic() - renewed_at >= 0.75 * ttl_s:
-                _end_this_process(f"the lease could not be renewed: {problem}")
+        while not over.wait(max(renewed_at + 0.75 * ttl_s - clock(), 0.0)):
+            if clock() - renewed_at >= 0.75 * ttl_s:
+                end(f"the lease could not be renewed: {problem}")
                 return
 
     guard = threading.Thread(target=end_in_time, name="gpu-lease-end", daemon=True)
@@ -314,13 +331,3 @@ def _tell(lease: Allocation) -> float:
     print(f"the lease is {lease['reason']}; this task has {grace_s:.1f} s to save what it did", flush=True)
     os.kill(os.getpid(), signal.Signals[f"SIG{lease['preempt_signal']}"])
     return grace_s
-
-
-def _end_this_process(reason: str) -> None:
-    import psutil
-
-    print(f"ending this task: {reason}", flush=True)
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended by itself
-            child.kill()
-    os.kill(os.getpid(), signal.SIGKILL)

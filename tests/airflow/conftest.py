@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from resource_manager.airflow.hook import GPUManagerHook
+from resource_manager.jobs.launchers import LAUNCHERS
 from resource_manager.jobs.registered_process import registration
 
 
@@ -22,6 +24,23 @@ def ends_its_registration():
 def manager(gpu_manager):
     """Manager in memory behind every connection."""
     return gpu_manager
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """Return connect(manager): from then on every GPU manager connection leads to that one."""
+    return lambda manager: monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+
+
+@pytest.fixture
+def launch_by(monkeypatch):
+    """Return launch_by(opened, *names): `opened(place)` makes the launchers of these names, or all."""
+
+    def use(opened, *names):
+        for name in names or LAUNCHERS:
+            monkeypatch.setitem(LAUNCHERS, name, opened)
+
+    return use
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ with warnings.catch_warnings():
 
 from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.jobs.launchers import (
-    LAUNCHERS,
     LauncherError,
     LauncherUnreachableError,
     job_key,
@@ -79,10 +78,9 @@ class _Server:
 
 
 @pytest.fixture
-def servers(manager, fast_triggers, notes, wanted, monkeypatch):
+def servers(manager, launch_by, fast_triggers, notes, wanted, monkeypatch):
     servers = Servers()
-    for name in LAUNCHERS:
-        monkeypatch.setitem(LAUNCHERS, name, lambda place: servers.at(place.address))
+    launch_by(lambda place: servers.at(place.address))
     monkeypatch.setattr(registry, "SIGNALS", {})  # a thread would call the addresses by ssh, long afterwards
     monkeypatch.setattr(trigger, "START_PAUSE_S", 0.05)
     return servers

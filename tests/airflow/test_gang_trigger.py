@@ -61,16 +61,16 @@ def running():
 
 
 @pytest.fixture
-def gone(monkeypatch):
+def gone(launch_by):
     """Return the states of the members' jobs, by rank, when their lease ended."""
     states: dict[int, Any] = {}
-    stop = LocalLauncher.stop
 
-    def noting(launcher, key, grace_s=10.0):
-        states.setdefault(int(key.rpartition(".")[2]), launcher.status(key).state)
-        stop(launcher, key, grace_s)
+    class Noting(LocalLauncher):
+        def stop(self, key, grace_s=10.0):
+            states.setdefault(int(key.rpartition(".")[2]), self.status(key).state)
+            super().stop(key, grace_s)
 
-    monkeypatch.setattr(LocalLauncher, "stop", noting)
+    launch_by(lambda place: Noting(place=replace(place, address="")), "local")
     return states
 
 
@@ -103,7 +103,7 @@ def test_a_gang_ends_when_all_members_have_ended(asks, manager, gone, capsys):
     assert manager.leases() == []
 
 
-def test_jobs_are_asked_for_by_the_service_of_their_own_task(asks, manager, monkeypatch):
+def test_jobs_are_asked_for_by_the_service_of_their_own_task(asks, manager, launch_by):
     """A triggerer has tasks of several connections, and another one's service may show nothing of a job."""
     services = []
 
@@ -112,7 +112,7 @@ def test_jobs_are_asked_for_by_the_service_of_their_own_task(asks, manager, monk
             services.append(opened_service())
             return super().status(key)
 
-    monkeypatch.setitem(LAUNCHERS, "local", lambda place: Noting(place=replace(place, address="")))
+    launch_by(lambda place: Noting(place=replace(place, address="")), "local")
     trigger = asks("sleep 0.5")
     with GPUResourceManager.from_url("memory://") as other:
         assert fire(trigger)["state"] == EndState.JOB_ENDED

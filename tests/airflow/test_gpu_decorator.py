@@ -12,11 +12,14 @@ import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from resource_manager.jobs.launchers.terminal import OWN_SERVER
+from tests.builders import Clock
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -104,42 +107,39 @@ def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, id
 
 
 @pytest.fixture
-def ends(monkeypatch):
+def ends():
     """Queue of the reasons for which a `@task.gpu` would have ended its process."""
     said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(in_worker, "_end_this_process", said.put)
     return said
 
 
 @pytest.mark.thorough
-def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch, ends):
-    lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
+def test_a_process_ends_before_its_lease_if_a_renewal_hangs(ends):
     answers, hangs = iter(["renewed"]), threading.Event()
-    monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
-    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 2.0):
+    service: Any = SimpleNamespace(renew=lambda *_, **__: next(answers, None) or hangs.wait(20))
+    with in_worker.kept_alive(service, "t", 1, 2.0, end=ends.put):
         assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
     hangs.set()
 
 
-def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
-    asked, clock = itertools.count(), SimpleNamespace(monotonic=lambda: 0.0)
+def test_a_process_ends_if_renewals_fail(ends):
+    asked, clock = itertools.count(), Clock()
 
     def renew(*_, **__):
         number = next(asked)
         if number == 2:  # the error of the renewal before is stored by now
-            clock.monotonic = lambda: 1.0
+            clock.now += 1.0
         if number:
             raise OSError("no file is left")
 
-    monkeypatch.setattr(in_worker, "time", clock)
-    monkeypatch.setattr(manager, "renew", renew)
-    with in_worker.kept_alive(manager, "t", 1, 0.2):
+    service: Any = SimpleNamespace(renew=renew)
+    with in_worker.kept_alive(service, "t", 1, 0.2, clock=clock, end=ends.put):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
-def test_a_process_ends_if_one_of_its_gpus_failed(manager, monkeypatch, ends):
-    monkeypatch.setattr(manager, "renew", lambda *_, **__: {"gpu_failed": "xid 79"})
-    with in_worker.kept_alive(manager, "t", 1, 0.2):
+def test_a_process_ends_if_one_of_its_gpus_failed(ends):
+    service: Any = SimpleNamespace(renew=lambda *_, **__: {"gpu_failed": "xid 79"})
+    with in_worker.kept_alive(service, "t", 1, 0.2, end=ends.put):
         assert ends.get(timeout=30) == "one of its GPUs failed: xid 79"
 
 
@@ -148,13 +148,13 @@ def test_a_process_that_is_preempted_runs_to_its_end_as_docs_teams_has_it(manage
     manager.submit("urgent", 8, 1, server=lease["server_name"], priority=9, expected_runtime=60)
     manager.preempt(TASK.lease_id, preemptor="urgent")
     before = manager.status_of(TASK.lease_id)["expires_at"]
-    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2):
+    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2, end=ends.put):
         wait_for(lambda: manager.status_of(TASK.lease_id)["expires_at"] > before)
     assert ends.empty()
     assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"
 
 
-def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
+def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(ends):
     answers, asked, released, answered = iter([None]), *(threading.Event() for _ in range(3))
 
     def renew(*_, **__):
@@ -164,11 +164,8 @@ def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manage
             answered.set()
             raise LeaseNotFoundError("t")
 
-    monkeypatch.setattr(
-        in_worker, "time", SimpleNamespace(monotonic=lambda: 0.0)
-    )  # the lease does not run out
-    monkeypatch.setattr(manager, "renew", renew)
-    with in_worker.kept_alive(manager, "t", 1, 0.2):
+    service: Any = SimpleNamespace(renew=renew)
+    with in_worker.kept_alive(service, "t", 1, 0.2, clock=Clock(), end=ends.put):  # it does not run out
         assert asked.wait(30)
     released.set()
     assert answered.wait(30)
@@ -177,7 +174,7 @@ def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manage
 
 
 @pytest.mark.parametrize("ends_with", [None, AirflowSkipException("nothing to do")])
-def test_a_failed_release_does_not_change_the_result_of_the_function(manager, monkeypatch, ends_with):
+def test_a_failed_release_does_not_change_the_result_of_the_function(manager, connect, ends_with):
     def act():
         if ends_with:
             raise ends_with
@@ -186,7 +183,7 @@ def test_a_failed_release_does_not_change_the_result_of_the_function(manager, mo
     def fail(*_, **__):
         raise ResourceManagerError("the store is out")
 
-    monkeypatch.setattr(manager, "release", fail)
+    connect(Mock(wraps=manager, release=fail))
     with pytest.raises(AirflowSkipException) if ends_with else nullcontext():
         assert made(act).execute(context_of()) == "trained"
     assert len(manager.leases()) == 1

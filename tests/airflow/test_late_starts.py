@@ -3,13 +3,13 @@
 import warnings
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUTrainingOperator
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
@@ -34,7 +34,7 @@ def clock():
 
 
 @pytest.fixture
-def late(manager, gpu_launcher, fast_triggers, notes, wanted, clock, monkeypatch):
+def late(connect, gpu_launcher, fast_triggers, notes, wanted, clock):
     """Return a manager with a clock of the test, on two servers of 8 GPUs with a window on the first."""
     gpu_launcher.runs("train")
     settings = Settings(store="memory://")
@@ -42,7 +42,7 @@ def late(manager, gpu_launcher, fast_triggers, notes, wanted, clock, monkeypatch
     own = GPUResourceManager(
         settings, store=MemoryStore(clock=clock), inventory=fleet, cluster={"min_gpus": 1}
     )
-    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: own)
+    connect(own)
     add_window(own, "a")
     return own
 
@@ -172,7 +172,7 @@ def test_a_runtime_that_is_not_stated_counts_for_an_open_window_only(
 
 
 def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
-    late, gpu_launcher, notes, clock, monkeypatch
+    late, launch_by, gpu_launcher, notes, clock
 ):
     def silent(key):
         raise LauncherUnreachableError("no route to a")
@@ -180,7 +180,7 @@ def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
     trigger = waited_until_50(training(), late, clock, "a", "b")
     begins(gpu_launcher, trigger)
     clock.now = 101.0
-    monkeypatch.setattr(gpu_launcher, "status", silent)
+    launch_by(lambda place: Mock(wraps=gpu_launcher, status=silent))
     notes.clear()  # a new try
     event = fire(again(trigger))
     assert event["detail"].startswith("no route to a; its GPUs stay allocated")

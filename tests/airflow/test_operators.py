@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +26,7 @@ with warnings.catch_warnings():
 from resource_manager.agent.probe import registered_job
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node
-from resource_manager.jobs.launchers import LAUNCHERS, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers import LauncherUnreachableError, job_key
 from resource_manager.jobs.launchers.fake import FakeLauncher
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
@@ -205,13 +206,12 @@ def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypat
     assert pushed == {"gpu_usage": usage}
 
 
-def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, monkeypatch):
+def test_a_task_ended_by_a_user_does_not_start_its_job(manager, connect, gpu_launcher, monkeypatch):
     """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
-    submit = manager.submit
 
     def submit_and_kill(*asked, **demand):
-        status = submit(*asked, **demand)
+        status = manager.submit(*asked, **demand)
         monkeypatch.setattr(training, "is_wanted", lambda identity: True)
         train.on_kill()
         assert len(manager.leases()) == 1
@@ -219,7 +219,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, mo
         train.on_kill()
         return status
 
-    monkeypatch.setattr(manager, "submit", submit_and_kill)
+    connect(Mock(wraps=manager, submit=submit_and_kill))
     with pytest.raises(AirflowTaskTerminated):
         train.execute(context_of())
     assert manager.leases() == gpu_launcher.jobs == []
@@ -311,10 +311,9 @@ class Refuses(FakeLauncher):
         )
 
 
-def test_a_job_that_was_never_started_frees_its_gpus_at_once_and_says_why(manager, monkeypatch):
+def test_a_job_that_was_never_started_frees_its_gpus_at_once_and_says_why(manager, launch_by):
     """No connection was made, so nothing can run: the next try gets other GPUs."""
-    for name in LAUNCHERS:
-        monkeypatch.setitem(LAUNCHERS, name, lambda place: Refuses())
+    launch_by(lambda place: Refuses())
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", launcher="ssh")
     with pytest.raises(AirflowException, match=r"^server gpu-server-0 does not answer by ssh:\nhost key"):
         ended(operator)
@@ -338,14 +337,13 @@ def test_a_job_that_was_stopped_before_its_start_asks_for_gpus_again(manager, gp
     assert len(gpu_launcher.jobs) == 2
 
 
-def test_the_lease_says_where_the_job_is_before_it_starts(manager, gpu_launcher, monkeypatch):
+def test_the_lease_says_where_the_job_is_before_it_starts(manager, launch_by, gpu_launcher):
     seen = []
-    start = gpu_launcher.start
 
     def starting(job):
         seen.append(manager.status_of(TASK.lease_id)["job_places"])
-        start(job)
+        gpu_launcher.start(job)
 
-    monkeypatch.setattr(gpu_launcher, "start", starting)
+    launch_by(lambda place: Mock(wraps=gpu_launcher, start=starting))
     ended(GPUTrainingOperator(task_id="t", gpus=8, command="train"))
     assert [place["machine"] for [place] in seen] == ["fake"]

@@ -5,6 +5,7 @@ import warnings
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -192,7 +193,7 @@ def test_a_request_that_waited_too_long_during_an_outage_is_cancelled_after_it(
 @pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("call", ["status_of", "maintenance", "place_job", "release"])
 def test_a_trigger_outlasts_an_outage_at_each_of_its_steps(
-    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call, error
+    manager, connect, gpu_launcher, fast_triggers, notes, wanted, call, error
 ):
     left, ask, calls = asked(OPERATORS["training"]()), getattr(manager, call), []
 
@@ -202,7 +203,7 @@ def test_a_trigger_outlasts_an_outage_at_each_of_its_steps(
             raise error
         return ask(*given, **more)
 
-    monkeypatch.setattr(manager, call, out_for_a_while)
+    connect(Mock(wraps=manager, **{call: out_for_a_while}))
     assert fire(left)["exit_code"] == 0
     assert len(calls) > 3
     assert len(gpu_launcher.jobs) == 1
@@ -233,7 +234,7 @@ def test_a_preempted_task_outlasts_an_outage_in_its_try(
 
 @pytest.mark.parametrize("call", ["prepare", "start", "stop"])
 def test_a_task_outlasts_an_outage_of_the_service_that_its_agent_is_asked_through(
-    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call
+    manager, launch_by, gpu_launcher, fast_triggers, notes, wanted, call
 ):
     real, calls = getattr(gpu_launcher, call), []
 
@@ -243,7 +244,7 @@ def test_a_task_outlasts_an_outage_of_the_service_that_its_agent_is_asked_throug
             raise LauncherUnreachableError("no answer") from OUTAGES[0]
         return real(*given, **more)
 
-    monkeypatch.setattr(gpu_launcher, call, out_for_a_while)
+    launch_by(lambda place: Mock(wraps=gpu_launcher, **{call: out_for_a_while}))
     assert fire(asked(OPERATORS["training"](unreachable_timeout=timedelta(seconds=5))))["exit_code"] == 0
     assert len(gpu_launcher.jobs) == 1
     assert [change["change"] for change in manager.history()].count("granted") == 1
@@ -251,14 +252,14 @@ def test_a_task_outlasts_an_outage_of_the_service_that_its_agent_is_asked_throug
 
 
 def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
-    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch
+    manager, connect, gpu_launcher, fast_triggers, notes, wanted
 ):
     left = asked(OPERATORS["training"]())
 
     def wrong(*_, **__):
         raise CorruptStateError("cannot be read")
 
-    monkeypatch.setattr(manager, "release", wrong)
+    connect(Mock(wraps=manager, release=wrong))
     assert fire(left) == {"state": "failed", "detail": "cannot be read"}
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,7 +10,6 @@ from tests.builders import granted_lease
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
     from resource_manager.airflow.version_compat import AirflowFailException
@@ -34,25 +34,20 @@ def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, said_by):
     assert "the GPUs are free on gpu-server-2" in "\n".join(said)
 
 
-def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monkeypatch):
+def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, connect):
     for number in range(4):
         manager.submit(f"holds{number}", 6, 6)
     manager.submit("waits", 8, 8, priority=3)
-    asked, explain = [], manager.explain
-
-    def noting(demand):
-        asked.append(demand)
-        return explain(demand)
-
-    monkeypatch.setattr(manager, "explain", noting)
+    connect(seen := Mock(wraps=manager))
     asks: dict[str, Any] = {"gpus": 2, "cpus": 2, "deferrable": False, "pool": "vision"}
     assert GPUAvailableSensor(task_id="s", priority_weight=7, **asks).poke(context_of())
     assert not GPUAvailableSensor(task_id="s", priority_weight=0, **asks).poke(context_of())
+    asked = [call.args[0] for call in seen.explain.call_args_list]
     assert [(demand.priority, demand.team) for demand in asked] == [(7, "vision"), (0, "vision")]
 
 
 @pytest.mark.parametrize("gpus", [8, 6])
-def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkeypatch, fast_triggers, gpus):
+def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(connect, fast_triggers, gpus):
     """With 8 the number is out of range then, with 6 of that type no server fits."""
     large, small = (
         [Node("a", 0, {"cpus": 8}, tuple(Gpu(i, "A100") for i in range(8)))],
@@ -62,7 +57,7 @@ def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkey
         ],
     )
     with GPUResourceManager.from_url("memory://", inventory=large) as manager:
-        monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+        connect(manager)
         held = manager.submit("holds", 8, 1)
         wait = FreeCapacityTrigger(
             {"task_id": "x", "gpus": gpus, "gpu_types": ["A100"]}, poke_interval_s=0.01

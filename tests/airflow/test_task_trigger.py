@@ -9,6 +9,7 @@ import time
 import warnings
 from contextlib import closing
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -215,17 +216,17 @@ def test_an_end_of_an_earlier_lease_leaves_the_newest_one_alone(asks, manager):
 # ---- what it does while the job runs ----
 
 
-def test_a_look_at_a_job_asks_its_server_once_and_so_do_start_and_end(asks, monkeypatch):
+def test_a_look_at_a_job_asks_its_server_once_and_so_do_start_and_end(asks, launch_by):
     """Each question is a command by ssh: the output comes with the status."""
     asked = []
-    for name in ("prepare", "start", "status", "logs", "terminate", "stop"):
-        ask_server = getattr(LocalLauncher, name)
 
-        def asking(launcher, *arguments, name=name, ask_server=ask_server):
-            asked.append(name)
-            return ask_server(launcher, *arguments)
+    class Asked(LocalLauncher):
+        def __getattribute__(self, name):
+            if name in ("prepare", "start", "status", "logs", "terminate", "stop"):
+                asked.append(name)
+            return super().__getattribute__(name)
 
-        monkeypatch.setattr(LocalLauncher, name, asking)
+    launch_by(lambda place: Asked(place=place), "local")
     assert fire(asks("sleep 0.3; exit 3"))["exit_code"] == 3
     looks = asked.count("logs")
     assert asked == ["prepare", "start", *["logs"] * looks, "stop"]
@@ -298,18 +299,20 @@ def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
     assert capsys.readouterr().out.count("its GPUs have computed nothing for") == 1
 
 
-def test_a_job_that_runs_on_under_maintenance_is_told_so_once(asks, manager, monkeypatch, capsys, tmp_path):
+def test_a_job_that_runs_on_under_maintenance_is_told_so_once(
+    asks, manager, connect, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr("resource_manager.airflow.shared_manager.WINDOWS_EVERY_S", 0.0)
-    read, seen = manager.maintenance, []
+    seen = []
 
     def counted():
-        windows = read()
+        windows = manager.maintenance()
         seen.extend(windows)  # which may have been read many times before there was one
         if len(seen) > 9:
             (tmp_path / "seen").touch()
         return windows
 
-    monkeypatch.setattr(type(manager), "maintenance", lambda self: counted())
+    connect(Mock(wraps=manager, maintenance=counted))
     job = asks(f"until [ -e {tmp_path / 'seen'} ]; do sleep 0.05; done")
 
     def maintain():
@@ -511,17 +514,18 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(asks, manager, no
     assert [state_of(key) for key in job_keys(notes)] == [expected]
 
 
-def test_a_cancelled_trigger_awaits_the_start_that_is_under_way(asks, manager, monkeypatch, tmp_path):
+def test_a_cancelled_trigger_awaits_the_start_that_is_under_way(asks, launch_by):
     """So that no thread starts a job after its triggerer said that it has stopped."""
-    begins, ends, start = threading.Event(), threading.Event(), LocalLauncher.start
+    begins, ends = threading.Event(), threading.Event()
 
-    def slowly(launcher, job):
-        begins.set()
-        time.sleep(0.5)
-        start(launcher, job)
-        ends.set()
+    class Slow(LocalLauncher):
+        def start(self, job):
+            begins.set()
+            time.sleep(0.5)
+            super().start(job)
+            ends.set()
 
-    monkeypatch.setattr(LocalLauncher, "start", slowly)
+    launch_by(lambda place: Slow(place=place), "local")
     until(asks("sleep 60"), begins.is_set)
     assert ends.is_set()
 
@@ -563,16 +567,16 @@ def test_a_preempted_job_saves_what_it_did_and_its_task_waits_again(
     assert outcomes(manager)[:1] == (["PREEMPTED"] if tries > 1 else ["SUCCESS"])
 
 
-def test_a_job_whose_lease_is_taken_before_it_begins_waits_again(asks, manager, take, monkeypatch, tmp_path):
-    place_job, calls = manager.place_job, []
+def test_a_job_whose_lease_is_taken_before_it_begins_waits_again(asks, manager, connect, take, tmp_path):
+    calls = []
 
     def taken(*given, **more):
         calls.append(1)
         if len(calls) == 1:
             take()
-        return place_job(*given, **more)
+        return manager.place_job(*given, **more)
 
-    monkeypatch.setattr(manager, "place_job", taken)
+    connect(Mock(wraps=manager, place_job=taken))
     assert fire(asks(f"echo $GPU_RESTART_COUNT >> {tmp_path}/up"))["exit_code"] == 0
     assert (tmp_path / "up").read_text() == "1\n"
     assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]

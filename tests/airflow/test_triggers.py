@@ -7,6 +7,7 @@ import time
 import warnings
 from dataclasses import asdict
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, own_redis
 
 
 def test_a_triggerer_that_takes_over_many_tasks_reads_their_requests_together(
-    manager, monkeypatch, notes, wanted, fast_triggers
+    manager, connect, monkeypatch, notes, wanted, fast_triggers
 ):
     """One by one, the jobs of the first would begin only once all were asked for."""
     for number in range(4):
@@ -103,8 +104,13 @@ def test_a_triggerer_that_takes_over_many_tasks_reads_their_requests_together(
         waits.append(wait)
         return asyncio.sleep(60)
 
-    monkeypatch.setattr(manager, "status_of", reads.append)
-    monkeypatch.setattr(manager, "lease_changes", counted(manager.lease_changes, reads))
+    connect(
+        Mock(
+            wraps=manager,
+            status_of=reads.append,
+            lease_changes=counted(manager.lease_changes, reads),
+        )
+    )
     monkeypatch.setattr(GrantWait, "until_over", until_over)
 
     async def take_over():
@@ -172,7 +178,7 @@ def test_a_trigger_that_is_cancelled_as_something_changes_is_cancelled(turns):
     asyncio.run(run())
 
 
-def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, monkeypatch, fast_triggers):
+def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, connect, fast_triggers):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
@@ -183,7 +189,7 @@ def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, monkeypatch, 
         assert goes_on.wait(30)
         return []
 
-    monkeypatch.setattr(manager, "queue", long_queue)
+    connect(Mock(wraps=manager, queue=long_queue))
 
     def free():
         assert is_read.wait(30)

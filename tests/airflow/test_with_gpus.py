@@ -9,6 +9,7 @@ import warnings
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -257,20 +258,13 @@ def resumed(operator, deferred, event, context=None):
     return operator.resume_execution(deferred.method_name, given, context or context_of())
 
 
-def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, monkeypatch):
+def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, connect):
     operator, deferred = deferred_by(manager, demand={"ttl": 1})
     assert deferred.timeout == timedelta(hours=1)
     [lease] = manager.leases()
-    renewed = []
-    renew = manager.renew
-
-    def noting(*args, **more):
-        renewed.append(args)
-        return renew(*args, **more)
-
-    monkeypatch.setattr(manager, "renew", noting)
+    connect(seen := Mock(wraps=manager))
     event = fired(deferred)
-    assert renewed
+    assert seen.renew.called
     assert resumed(operator, deferred, event) == ({"found": "value"}, 1, LEASE, LEASE)
     assert manager.leases() == []
     assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
@@ -298,12 +292,10 @@ def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):
     assert end_of(manager) == ("FAILED", "OSError")
 
 
-def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager, monkeypatch):
+def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager, connect):
     operator, deferred = deferred_by(manager)
-    renew = manager.renew
-    monkeypatch.setattr(
-        manager, "renew", lambda *args, **more: {**renew(*args, **more), "gpu_failed": "xid 79"}
-    )
+    failed = {"gpu_failed": "xid 79"}
+    connect(Mock(wraps=manager, renew=lambda *args, **more: manager.renew(*args, **more) | failed))
     with pytest.raises(Exception, match="one of its GPUs failed: xid 79"):
         resumed(operator, deferred, fired(deferred))
     assert manager.leases() == []
