@@ -50,6 +50,10 @@ NETWORK_FILE_SYSTEMS = {
 """File systems on which a write-ahead log is not safe: other machines do not share its memory and locks."""
 
 
+class StillLockedError(sqlite3.OperationalError):
+    """A lock that another process has held for `BUSY_S`."""
+
+
 class PatientCursor(sqlite3.Cursor):
     """A cursor that waits for the lock of another; SQLite itself sleeps for a few commits between tries."""
 
@@ -64,7 +68,7 @@ class PatientCursor(sqlite3.Cursor):
                 now = time.monotonic()
                 ends_at = min(ends_at, now + BUSY_S)
                 if now > ends_at:
-                    raise
+                    raise StillLockedError(str(error)) from error
             time.sleep(_spread.uniform(0.0001, 0.0004))
 
 
@@ -73,6 +77,10 @@ class PatientConnection(sqlite3.Connection):
 
     def cursor(self, *_: Any) -> Any:
         return super().cursor(PatientCursor)
+
+    def execute(self, *statement: Any) -> PatientCursor:
+        cursor: PatientCursor = self.cursor()  # that of sqlite3 makes a cursor of its own kind
+        return cursor.execute(*statement)
 
 
 class SQLite:
@@ -206,8 +214,10 @@ class SQLite:
             return Fault("missing", "its tables are missing: run gpu-manager store create")
         if "no such column" in words or "has no column" in words:
             return Fault("corrupt", "its tables are of another version of this software")
+        if isinstance(error, StillLockedError):
+            return Fault("refused", f"another process held its lock for {BUSY_S:g} s")
         if "database is locked" in words or "table is locked" in words:
-            return Fault("busy", f"another process held its lock for {BUSY_S:g} s")
+            return Fault("busy", "other processes changed it at the same time")
         if "disk is full" in words:
             return Fault("full", "its disk is full")
         if "readonly" in words:

@@ -38,8 +38,8 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
+from resource_manager.storage.sql import database, sqlite
 from resource_manager.storage.sql import postgresql as dialect
-from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
@@ -316,6 +316,7 @@ def test_sqlite_waits_for_another_writer_and_not_for_ever(
     path = tmp_path / "state.db"
     store = stack.enter_context(closing(open_store(f"sqlite:///{path}")))
     cluster = started(store)
+    monkeypatch.setattr(database, "MAX_RETRIES_BUSY", 0)
     other = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)))
     other.execute("BEGIN IMMEDIATE")
     done = Timer(0.2, other.execute, ("COMMIT",))
