@@ -38,9 +38,9 @@ def _lease_id_of(change: Any) -> str:
     return getattr(about, "lease_id", "")
 
 
-def has_news(found: LeaseChanges) -> bool:
+def has_news(changes: LeaseChanges) -> bool:
     """Return whether anything changed, or all there is was the answer."""
-    return bool(found["is_whole"] or found["leases"] or found["pending"] or found["ended"])
+    return bool(changes["is_whole"] or changes["leases"] or changes["pending"] or changes["ended"])
 
 
 def since(commits: Transactions, store: Store, after: int, prefix: str) -> LeaseChanges:

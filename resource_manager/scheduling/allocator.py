@@ -278,7 +278,7 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        if not (blocks_queue(cluster, request, current) if restricted else prospects.could_start(request)):
+        if not (blocks_queue(cluster, request, current) if restricted else prospects.usable(request)):
             continue  # it blocks nobody
         if current.order.backfill:
             if planned is None:

@@ -128,10 +128,6 @@ class Prospects:
             cluster.nodes[position].closed_gpus or self._partly_closed >> position & 1 for position in changed
         )
 
-    def could_start(self, request: Request) -> bool:
-        """Return True if the open nodes could take all members of the request."""
-        return bool(self.usable(request))
-
     def usable(self, request: Request) -> int:
         """Return the mask of the open nodes that could take members of the request, if they take all."""
         mask = self._usable.get(request.shape)
@@ -158,7 +154,7 @@ class Prospects:
 
 def could_start(cluster: ClusterState, request: Request) -> bool:
     """Return True if the open nodes could take all members of the request once all leases had ended."""
-    return Prospects.of(cluster).could_start(request)
+    return bool(Prospects.of(cluster).usable(request))
 
 
 def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ def test_what_gangs_could_start_on_is_what_each_server_could_take() -> None:
                         taken[state.node.labels.get("rack") if request.same else ""] += count
                 del taken[None]
                 expected = max(taken.values(), default=0) >= request.nodes
-                assert prospects.could_start(request) == expected
+                assert bool(prospects.usable(request)) == expected
                 found[expected, request.spread is Spread.PACK, bool(request.same)] += 1
     assert len(found) == 8
 
