@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers.base import (
@@ -20,72 +22,33 @@ def _local(place: JobPlace) -> Launcher:
     return LocalLauncher(place=replace(place, address=""))
 
 
-def _ssh(place: JobPlace) -> Launcher:
-    from resource_manager.jobs.launchers.ssh import SSHLauncher
+def _first_use(module: str, name: str) -> Callable[[JobPlace], Any]:
+    """Return a function that imports what a module of this room calls by that name, and calls it."""
 
-    return SSHLauncher(place)
+    def opened(place: JobPlace) -> Any:
+        return getattr(import_module(f"{__package__}.{module}"), name)(place)
 
-
-def _docker(place: JobPlace) -> Launcher:
-    from resource_manager.jobs.launchers.docker import DockerLauncher
-
-    return DockerLauncher(place)
-
-
-def _slurm(place: JobPlace) -> Launcher:
-    from resource_manager.jobs.launchers.slurm import SlurmLauncher
-
-    return SlurmLauncher(place)
-
-
-def _agent(place: JobPlace) -> Launcher:
-    from resource_manager.jobs.launchers.agent import AgentLauncher
-
-    return AgentLauncher(place)
-
-
-def _terminal(place: JobPlace) -> Launcher:
-    from resource_manager.jobs.launchers.terminal import open_terminal
-
-    return open_terminal(place)
+    return opened
 
 
 LAUNCHERS: dict[str, Callable[[JobPlace], Launcher]] = {
     "local": _local,
-    "ssh": _ssh,
-    "docker": _docker,
-    "slurm": _slurm,
-    "agent": _agent,
+    "ssh": _first_use("ssh", "SSHLauncher"),
+    "docker": _first_use("docker", "DockerLauncher"),
+    "slurm": _first_use("slurm", "SlurmLauncher"),
+    "agent": _first_use("agent", "AgentLauncher"),
 }
 """Functions by name that open the launcher of a place; one without a machine is known by its address."""
-
 
 TERMINAL = "terminal"
 """Label of jobs that `gpu-manager run` has in a terminal; no launcher starts them, but one finds them."""
 
-
-def _local_signals(place: JobPlace) -> JobSignals:
-    from resource_manager.jobs.launchers.local import LocalSignals
-
-    return LocalSignals(place)
-
-
-def _ssh_signals(place: JobPlace) -> JobSignals:
-    from resource_manager.jobs.launchers.ssh import SSHSignals
-
-    return SSHSignals(place)
-
-
-def _docker_signals(place: JobPlace) -> JobSignals:
-    from resource_manager.jobs.launchers.docker_signals import DockerSignals
-
-    return DockerSignals(place)
-
+_terminal = _first_use("terminal", "open_terminal")
 
 SIGNALS: dict[str, Callable[[JobPlace], JobSignals]] = {
-    "local": _local_signals,
-    "ssh": _ssh_signals,
-    "docker": _docker_signals,
+    "local": _first_use("local", "LocalSignals"),
+    "ssh": _first_use("ssh", "SSHSignals"),
+    "docker": _first_use("docker_signals", "DockerSignals"),
 }
 """Functions by launcher that open a standing look at the jobs of a place."""
 
