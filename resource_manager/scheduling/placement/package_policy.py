@@ -52,7 +52,7 @@ class PackagePolicy:
             gpu_ids = ()
         free = {gpu_id: state.gpu_free.get(gpu_id, 0) for gpu_id in gpu_ids}
         if len(gpu_ids) != request.gpus or len(usable_gpus(state.node, request, free)) != request.gpus:
-            chosen = f"it chose GPUs {_shown(found.gpu_ids)} of {found.node!r}"
+            chosen = f"it chose gpu_ids={_shown(found.gpu_ids)} of {found.node!r}"
             raise self._fault(request, f"{chosen}, which are not {request.gpus} that it can have")
         return Placement(found.node, gpu_ids)
 

@@ -32,7 +32,7 @@ def cluster() -> ClusterState:
     ("name", "words"),
     [
         ("raises", "KeyError: 'boom' (our_policies.py:13)"),
-        ("twice", "it chose GPUs (0, 0) of 'b', which are not 2 that it can have"),
+        ("twice", "it chose gpu_ids=(0, 0) of 'b', which are not 2 that it can have"),
         ("taken", "it chose server 'a', where that does not fit"),
         ("unknown", "it chose server 'nowhere', where that does not fit"),
         ("pair", "it returned ('a', (0,)), neither a Placement nor None"),
@@ -50,7 +50,7 @@ def test_a_fault_names_policy_package_request_and_what(cluster: ClusterState, na
 def test_gpus_of_a_server_that_fits_may_be_others(cluster: ClusterState, name: str, chosen: str) -> None:
     with pytest.raises(PolicyError, match="which are not 1 that it can have") as caught:
         get_policy(name)(cluster, Request("t", 1))
-    assert f"it chose GPUs {chosen} of 'a'" in str(caught.value)
+    assert f"it chose gpu_ids={chosen} of 'a'" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["good", "whole_numbers"])
