@@ -24,8 +24,9 @@ class StateMarks:
     While the state of the manager's store lacks it, nothing is granted.
     """
 
-    def __init__(self, manager: GPUResourceManager) -> None:
+    def __init__(self, manager: GPUResourceManager, *, check_every_s: float = CHECK_EVERY_S) -> None:
         self._manager = manager
+        self._check_every_s = check_every_s
         self._lock = threading.Lock()
         self._files: Sequence[Path] = ()
         self._known: Mark | None = None
@@ -68,7 +69,7 @@ class StateMarks:
             if self._is_behind:
                 self._manager.trust()
                 self._is_behind = False
-            if not store.incarnation or time.monotonic() - self._next_at < CHECK_EVERY_S:
+            if not store.incarnation or time.monotonic() - self._next_at < self._check_every_s:
                 return
             taken, self._next = self._next, mark_of(store, version) or self._next
             self._next_at = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simulator.oasis.model import Instance, TrainingJob
@@ -26,8 +26,22 @@ class Calibration:
     share: float
 
 
+def share_gained(
+    instance: Instance, history: Sequence[TrainingJob], utility_floor: float, eta: float
+) -> float:
+    """Return OASiS's utility as a fraction of the total if each job had the cluster to itself."""
+    prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
+    utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
+    return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)
+
+
 def calibrate(
-    training: Sequence[tuple[Instance, Sequence[TrainingJob]]], progress: Progress = no_progress
+    training: Sequence[tuple[Instance, Sequence[TrainingJob]]],
+    progress: Progress = no_progress,
+    *,
+    floors: Sequence[float] = FLOORS,
+    eta_factors: Sequence[float] = ETA_FACTORS,
+    gained: Callable[[Instance, Sequence[TrainingJob], float, float], float] = share_gained,
 ) -> Calibration:
     """Return the floor and eta under which OASiS loses least on the training pairs (instance, history).
 
@@ -36,21 +50,10 @@ def calibrate(
     """
     start = max(safe_eta(history, instance, OUTLIERS) for instance, history in training)
     tried: list[tuple[float, Calibration]] = []
-    for floor in FLOORS:
-        for factor in ETA_FACTORS:
-            shares = [
-                share_gained(instance, history, floor, factor * start) for instance, history in training
-            ]
+    for floor in floors:
+        for factor in eta_factors:
+            shares = [gained(instance, history, floor, factor * start) for instance, history in training]
             loss = statistics.fmean(1 / max(share, 1e-9) for share in shares)
             tried.append((loss, Calibration(floor, factor * start, statistics.fmean(shares))))
-            progress(len(tried), len(FLOORS) * len(ETA_FACTORS))
+            progress(len(tried), len(floors) * len(eta_factors))
     return min(tried, key=lambda each: each[0])[1]
-
-
-def share_gained(
-    instance: Instance, history: Sequence[TrainingJob], utility_floor: float, eta: float
-) -> float:
-    """Return OASiS's utility as a fraction of the total if each job had the cluster to itself."""
-    prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
-    utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
-    return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)

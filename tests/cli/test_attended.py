@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import attended, by_agent, main, session
+from resource_manager.cli import attended, by_agent, main
 from resource_manager.cli.session import say
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
@@ -297,13 +297,11 @@ def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    monkeypatch.setattr(session, "ASK_AGAIN_S", 0.01)
     with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
         place_job = Mock(wraps=manager.place_job)
         place_job.side_effect = [StoreUnavailableError("it restarts"), DEFAULT]
-        monkeypatch.setattr(manager, "place_job", place_job)
         words = ["run", "--gpus", "1", "--", "sh", "-c", "exit 9"]
-        done = CliRunner().invoke(main, words, obj=holding(manager))
+        done = CliRunner().invoke(main, words, obj=holding(Mock(wraps=manager, place_job=place_job)))
         assert (done.exit_code, place_job.call_count) == (9, 2), done.output
         assert manager.leases() == []
 
@@ -338,16 +336,14 @@ def test_a_command_whose_lease_is_taken_before_it_begins_does_not_begin(
     """As for maintenance: it ran into that until it was told."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
-        place_job = manager.place_job
 
         def taken(lease_id: str, *given: Any, **more: Any) -> Any:
             manager.submit("urgent", 2)
             manager.preempt(lease_id)
-            return place_job(lease_id, *given, **more)
+            return manager.place_job(lease_id, *given, **more)
 
-        monkeypatch.setattr(manager, "place_job", taken)
         words = ["run", "--gpus", "1", "--", "touch", str(tmp_path / "began")]
-        done = CliRunner().invoke(main, words, obj=holding(manager))
+        done = CliRunner().invoke(main, words, obj=holding(Mock(wraps=manager, place_job=taken)))
         assert done.exit_code == 75
         last = done.output.splitlines()[-1]
         assert last == "gpu-manager: preempted for urgent f462 before its command began: run it again"
@@ -370,10 +366,7 @@ def test_under_nohup_a_command_outlives_its_terminal(
     assert released(manager)["outcome"] == "FAILED"
 
 
-def test_an_order_that_service_or_agent_did_not_answer_is_given_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session, "ASK_AGAIN_S", 0.01)
+def test_an_order_that_service_or_agent_did_not_answer_is_given_again() -> None:
     place = {"machine": "m", "folder": "/jobs", "mark": "m"}
     run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
     state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -379,9 +379,15 @@ def test_an_unreachable_target_is_exit_3() -> None:
         assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.fixture
+def outside_airflow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which no Airflow is configured, although other tests have loaded one."""
+    return lambda: monkeypatch.setattr(target, "in_airflow", lambda: False)
+
+
 @pytest.mark.parametrize("command", ["status", "serve", "submit t --gpus 2 --cpus 1", "history --json"])
-def test_without_a_store_the_error_has_two_lines(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "in_airflow", lambda: False)
+def test_without_a_store_the_error_has_two_lines(command: str, outside_airflow: Callable[[], None]) -> None:
+    outside_airflow()
     result = CliRunner().invoke(main, command.split())
     assert (result.exit_code, result.stdout) == (2, "")
     missing, advice = result.stderr.splitlines()
@@ -390,12 +396,12 @@ def test_without_a_store_the_error_has_two_lines(command: str, monkeypatch: pyte
 
 
 def test_a_store_is_set_by_environment_file_or_airflow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    outside_airflow: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bare = Target(None, None, {})
     assert target.in_airflow()
     assert bare.settings().store == "airflow://"
-    monkeypatch.setattr(target, "in_airflow", lambda: False)
+    outside_airflow()
     (tmp_path / "settings.toml").write_text('store = "redis://one"')
     monkeypatch.setenv("GPU_MANAGER_SETTINGS", str(tmp_path / "settings.toml"))
     assert bare.settings().store == "redis://one"
@@ -404,11 +410,9 @@ def test_a_store_is_set_by_environment_file_or_airflow(
     assert Target(None, None, {"store": "redis://three"}).settings().store == "redis://three"
 
 
-def test_a_service_is_reconciled_without_a_store_of_ones_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_service_is_reconciled_without_a_store_of_ones_own(outside_airflow: Callable[[], None]) -> None:
     """The instance is then the setting's, or what the Airflow tells; here none answers."""
-    monkeypatch.setattr(target, "in_airflow", lambda: False)
+    outside_airflow()
     command = ["--url", "http://127.0.0.1:1", "reconcile", "--airflow-url", "http://127.0.0.1:1"]
     result = CliRunner().invoke(main, command)
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
@@ -417,23 +421,23 @@ def test_a_service_is_reconciled_without_a_store_of_ones_own(
     assert without_a_service.stderr.startswith("Error: no store is set")
 
 
-def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_starts_is_waited_for() -> None:
     """Nobody listens at first; then somebody does."""
     manager = GPUResourceManager.from_url("memory://")
     service = standalone(manager, persistence_of(Settings(store="memory://")), open_to="loopback")
     [port] = free_ports(1)
     servers: list[Any] = []
 
-    def start_late(seconds: float) -> None:
-        server = make_server("127.0.0.1", port, create_app(service), threaded=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
+    def serve() -> None:
+        servers.append(make_server("127.0.0.1", port, create_app(service), threaded=True))
+        servers[0].serve_forever(0.01)
 
-    monkeypatch.setattr(time, "sleep", start_late)
+    late = threading.Timer(0.3, serve)
+    late.start()
     assert parsed(CliRunner().invoke(main, ["--url", f"http://127.0.0.1:{port}", "status", "--json"]))
-    assert len(servers) == 1
     service.watch.close()
     servers[0].shutdown()
+    late.join()
     servers[0].server_close()
 
 

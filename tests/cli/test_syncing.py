@@ -39,10 +39,8 @@ def test_what_git_ignores_stays_in_a_repository_or_not(code: Path) -> None:
     assert list(syncing.check_folder(code / "lib")) == ["name"]
 
 
-def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
-    code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(syncing, "MAX_BYTES", 20)
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(code: Path) -> None:
+    os.truncate(code / "train.py", syncing.MAX_BYTES)
     with pytest.raises(Failure, match=r"name in \.gitignore what is data, such as .*train\.py"):
         syncing.check_folder(code)
 

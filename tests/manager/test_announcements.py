@@ -10,6 +10,7 @@ import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core import announced as limits
+from resource_manager.core.announced import MAX_ANNOUNCED, MAX_OF_RUN
 from resource_manager.core.models import Lease
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import coming_in_words
@@ -105,12 +106,13 @@ def test_what_will_not_run_is_withdrawn_and_told_with_the_reason(manager: GPURes
 
 
 def test_a_run_and_all_runs_together_are_bounded(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager,
 ) -> None:
-    for limit, most in (("MAX_OF_RUN", 3), ("MAX_ANNOUNCED", 5)):
-        monkeypatch.setattr(f"resource_manager.manager.announcements.{limit}", most)
-    assert [announce(manager, f"t{n}", "r1") for n in range(4)] == [True, True, True, False]
-    assert [announce(manager, f"t{n}", "r2") for n in range(3)] == [True, True, False]
+    runs = range(MAX_ANNOUNCED // MAX_OF_RUN)
+    for run in runs:
+        taken = [announce(manager, f"t{n}", f"r{run}") for n in range(MAX_OF_RUN + 1)]
+        assert taken == [True] * MAX_OF_RUN + [False]
+    assert not announce(manager, "t", f"r{len(runs)}")
 
 
 def test_who_announces_most_gives_way_to_others(

@@ -210,11 +210,10 @@ def test_outcomes_that_were_wrong_together_and_right_together_are_no_calibration
     assert record.confidence("later") == FEW_DATA
 
 
-def test_no_more_outcomes_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasts, "MAX_OUTCOMES", 10)
-    record = EstimateRecord()
-    outcomes_of(record, 25, lambda: 1000.0)
-    assert [outcome.lease_id for outcome in record.outcomes] == [f"t{number}" for number in range(15, 25)]
+def test_no_more_outcomes_are_kept_than_that() -> None:
+    record, count = EstimateRecord(), forecasts.MAX_OUTCOMES + 15
+    outcomes_of(record, count, lambda: 1000.0)
+    assert [outcome.lease_id for outcome in record.outcomes] == [f"t{number}" for number in range(15, count)]
 
 
 def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_meanwhile(

@@ -11,7 +11,6 @@ import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.manager import state_marks
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
@@ -39,15 +38,14 @@ class Place:
 
     def marked(self, manager: GPUResourceManager) -> StateMarks:
         """Return the marks of a service that has run for a while."""
-        marks = StateMarks(manager)
+        marks = StateMarks(manager, check_every_s=0.0)
         marks.keep_in([self.file])
         marks.check()
         return marks
 
 
 @pytest.fixture(params=("embedded_redis", "postgresql", "sqlite"))
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(state_marks, "CHECK_EVERY_S", 0.0)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "sqlite":
         path = tmp_path / "state.db"
         yield Place(
@@ -79,7 +77,7 @@ def test_a_service_that_starts_on_an_older_dump_grants_nothing_and_names_the_res
         place.marked(manager)
     bring_back()
     with place.manager() as manager, place.manager() as worker:
-        StateMarks(manager).keep_in([place.file])
+        StateMarks(manager, check_every_s=0.0).keep_in([place.file])
         refused = refusal(manager)
         assert refused.kind is RefusalKind.MISCONFIGURED
         assert "gpu-manager store restore FILE of the newest backup" in refused.detail
@@ -100,7 +98,7 @@ def test_an_older_dump_on_which_others_went_on_is_still_one(place: Place) -> Non
     with place.manager() as manager:
         for number in range(4):
             manager.allocate(f"other-{number}", 2)
-        StateMarks(manager).keep_in([place.file])
+        StateMarks(manager, check_every_s=0.0).keep_in([place.file])
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
 
 
@@ -117,7 +115,7 @@ def test_an_older_dump_under_another_server_process_is_still_one(place: Place) -
     with closing(redis.Redis.from_url(address)) as client:
         client.hset(f"{{{query}}}:meta", "server", "another")
     with place.manager() as manager:
-        StateMarks(manager).keep_in([place.file])
+        StateMarks(manager, check_every_s=0.0).keep_in([place.file])
         assert refusal(manager).detail.startswith("misconfigured: the state in the store is older")
 
 
@@ -126,7 +124,7 @@ def test_an_emptied_store_is_no_new_one_until_an_operator_says_so(place: Place) 
         place.marked(manager)
     with GPUResourceManager.from_url(place.empty_url, inventory=default_inventory()) as begun:
         begun.allocate("first", 2)
-        marks = StateMarks(begun)
+        marks = StateMarks(begun, check_every_s=0.0)
         marks.keep_in([place.file])
         assert refusal(begun).kind is RefusalKind.MISCONFIGURED
         assert begun.reset_resources()
@@ -143,7 +141,7 @@ def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:
         place.marked(manager)
     bring_back()
     with place.manager() as manager:
-        marks = StateMarks(manager)
+        marks = StateMarks(manager, check_every_s=0.0)
         marks.keep_in([place.file])
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
         with closing(open_store(place.url)) as store:
@@ -177,7 +175,7 @@ def test_a_state_that_goes_on_is_trusted_through_restarts_resets_and_trimmed_his
 
 def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(place: Place) -> None:
     with place.manager() as manager:
-        marks = StateMarks(manager)
+        marks = StateMarks(manager, check_every_s=0.0)
         marks.keep_in([place.file])
         manager.allocate("second", 2)
         marks.check()

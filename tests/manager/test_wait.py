@@ -51,9 +51,8 @@ def test_a_release_wakes_the_next_holder(manager: GPUResourceManager, store: Sle
 
 
 def test_a_lease_that_is_due_expires_meanwhile(
-    manager: GPUResourceManager, store: SleptOn, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, store: SleptOn, clock: Clock
 ) -> None:
-    monkeypatch.setattr("resource_manager.manager.queries.EXPIRE_EVERY_S", 0.01)
     manager.submit("next", 8)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(manager.wait, "next", 30.0)

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,8 +92,7 @@ def test_the_output_of_a_job_does_not_steer_the_readers_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    monkeypatch.setattr(sys, "stdout", shown := Terminal())
-    with GPUResourceManager.from_url("memory://") as manager:
+    with redirect_stdout(shown := Terminal()), GPUResourceManager.from_url("memory://") as manager:
         lease = manager.allocate_resources("t", 2, 1)
         assert lease is not None
         launcher = LocalLauncher()

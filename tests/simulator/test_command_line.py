@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,7 @@ def test_a_progress_bar_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPa
     shown = []
     for is_terminal in (True, False):
         screen = Screen(is_terminal)
-        monkeypatch.setattr(sys, "stderr", screen)
-        with progress_bar("measuring") as progress:
+        with redirect_stderr(screen), progress_bar("measuring") as progress:
             progress(3, 7)
         shown.append(screen.getvalue())
     assert "measuring" in shown[0]

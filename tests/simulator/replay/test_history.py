@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -181,7 +182,7 @@ def test_ones_own_history_is_replayed_in_the_live_default_order(tmp_path: Path) 
     assert "default priority+backfill for --history" in " ".join(help_text.split())
 
 
-def test_a_history_without_its_first_changes_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_without_its_first_changes_is_replayed() -> None:
     """The kept changes are replayed; earlier leases that have since ended are unknown and left out."""
     with GPUResourceManager.from_url("memory://") as manager:
         random_operations(manager, 3)
@@ -190,8 +191,7 @@ def test_a_history_without_its_first_changes_is_replayed(monkeypatch: pytest.Mon
         def history_since(after: int = 0, limit: int = 1000) -> list[Any]:
             return [entry for entry in whole if entry["version"] > max(after, 60)][:limit]
 
-        monkeypatch.setattr(manager, "history", history_since)
-        history = collect(manager)
+        history = collect(Mock(wraps=manager, history=history_since))
     assert history.before.version == 60
     assert len(history.changes) + history.forgotten == len(whole) - 60
     replayed = Replay(workload_of(history, "history"), get_policy("first_fit"), get_order("fifo")).run()
