@@ -72,9 +72,10 @@ class Ahead:
 
 @fact
 class NextPass:
-    """It is granted at the next pass over the queue; `first` if no request is ahead."""
+    """It is granted at the next pass over the queue, if it `waits`; `first` if no request is ahead."""
 
     first: bool
+    waits: bool = True
 
 
 @fact

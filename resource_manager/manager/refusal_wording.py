@@ -162,7 +162,8 @@ def _behind(
         case FreeNow():
             return _free_now(fact, request)
         case NextPass():
-            return f"no request is ahead: {AT_THE_NEXT_PASS}" if fact.first else AT_THE_NEXT_PASS
+            then = AT_THE_NEXT_PASS if fact.waits else "it fits by now, ask again"
+            return f"no request is ahead: {then}" if fact.first else then
         case HeldForAhead():
             who, rule = _who(fact.ahead), f", {fact.rule}" if fact.rule else ""
             return f"reserved for {who}{rule}" if fact.reserved else f"{who} is ahead{rule}"

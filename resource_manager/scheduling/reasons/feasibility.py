@@ -106,7 +106,7 @@ def refusals_of(
     """
     asked = {request.lease_id: request for request in requests}
     found = {
-        lease_id: Grounds(RefusalKind.BEHIND_QUEUE, (NextPass(first=False),), request)
+        lease_id: Grounds(RefusalKind.BEHIND_QUEUE, (NextPass(first=False, waits=False),), request)
         for lease_id, request in asked.items()
         if lease_id in cluster.leases
     }
@@ -120,6 +120,10 @@ def refusals_of(
             cluster.apply(change)
         for standing in standings(cluster, current, only=asked):
             found[standing.entry.lease_id] = standing.refusal
+    for request in new:
+        refusal = found[request.lease_id]
+        facts = (replace(fact, waits=False) if isinstance(fact, NextPass) else fact for fact in refusal.facts)
+        found[request.lease_id] = replace(refusal, facts=tuple(facts))
     return found
 
 

@@ -103,6 +103,16 @@ def test_a_request_that_fits_but_is_not_first_is_behind_the_queue() -> None:
     assert "head bbbb (position 1" in detail_of(refusal)
 
 
+def test_a_request_that_does_not_wait_is_told_to_come_back_where_it_fits_by_now() -> None:
+    """It was refused a moment ago: no pass over the queue grants it."""
+    cluster = ClusterState(nodes("a"))
+    current = SchedulingPass(FIRST_FIT, FIFO, 9.0)
+    found = refusals_of(cluster, [Request("t", 1)], current)["t"]
+    assert detail_of(found).endswith("free on a; no request is ahead: it fits by now, ask again")
+    hold(cluster, "t", "a", 1)
+    assert detail_of(refusals_of(cluster, [Request("t", 1)], current)["t"]) == "it fits by now, ask again"
+
+
 def test_every_server_answers_in_the_order_of_the_inventory() -> None:
     cluster = ClusterState(nodes("cab"))
     hold(cluster, "x", "a", 1)
