@@ -33,6 +33,8 @@ class Row(NamedTuple):
     def text(self, column: str) -> str:
         """Return the value as text; empty if the column is absent."""
         value = self.values.get(column)
+        if isinstance(value, list | dict):
+            raise self.fail(f"{column} is {json.dumps(value)[:MAX_SHOWN]}, not one text or number")
         return "" if value is None else str(value).strip()
 
     def whole(self, column: str, default: int | None = None, *, most: float = MAX_VALUE) -> int:
@@ -109,7 +111,7 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
 def read_json_lines(path: Path) -> Iterator[Row]:
     """Yield the objects of a file with one JSON object a line; raise `InputError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error
     except UnicodeDecodeError as error:

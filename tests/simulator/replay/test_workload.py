@@ -17,7 +17,7 @@ from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
-from simulator.errors import SimulationError
+from simulator.errors import InputError, SimulationError
 from simulator.replay import metrics
 from simulator.replay.cluster_samples import Sample
 from simulator.replay.job_runs import Record
@@ -258,6 +258,21 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_a_value_of_json_is_one_text_or_number(tmp_path: Path, kind: str) -> None:
+    nodes, _ = files(tmp_path)
+    trace = tmp_path / f"j.{kind}"
+    job = {"job": "x", "submit_s": 0, "runtime_s": 1, "gpus": 1, "gpu_types": ["T4"]}
+    for types in (["T4"], "T4"):
+        text = json.dumps({**job, "gpu_types": types})
+        trace.write_text(text if kind == "jsonl" else f"[{text}]", encoding="utf-8-sig")
+        if isinstance(types, str):
+            assert len(read_workload(nodes, trace).jobs) == 1
+        else:
+            with pytest.raises(InputError, match=r':1: gpu_types is \["T4"\], not one text or number'):
+                read_workload(nodes, trace)
 
 
 def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
