@@ -12,6 +12,7 @@ from resource_manager.agent.generation import KnownGeneration, state_folder
 from resource_manager.agent.sending import OLDER, run_agent
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
 from tests.fleet.test_receiving import Service
@@ -78,9 +79,9 @@ def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older
     assert "store restore" in refused.detail
 
 
-def test_a_service_tells_agents_the_mark_of_a_while_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.manager.state_marks.CHECK_EVERY_S", 0.0)
+def test_a_service_tells_agents_the_mark_of_a_while_ago() -> None:
     service = Service(server())
+    service.receiver.marks = StateMarks(service.manager, check_every_s=0.0)
     assert "generation" not in service.report(gpu(0), gpu(1))
     service.allocate("t")
     service.receiver.marks.check()
