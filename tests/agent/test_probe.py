@@ -447,23 +447,31 @@ def test_jobs_are_found_by_their_lock_their_environment_and_their_registration(
             launcher.stop(key, 0.0)
 
 
-def test_a_list_of_jobs_is_not_complete_if_a_process_could_not_be_read_or_time_was_over(
+def hidden(pid: str) -> set[str]:
+    """Return no jobs, of a process that may not be read if it is this one."""
+    if pid == str(os.getpid()):
+        raise PermissionError
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("sees_all", "jobs_of", "timeout_s", "is_complete"),
+    [
+        (True, lambda pid: set(), 60.0, True),
+        (True, hidden, 60.0, False),
+        (False, lambda pid: set(), 60.0, False),
+        (True, lambda pid: set(), -1.0, False),
+    ],
+    ids=["all", "one that could not be read", "not all are seen", "time was over"],
+)
+def test_a_list_of_jobs_is_complete_if_each_process_could_be_read_in_time(
+    sees_all: bool,
+    jobs_of: Callable[[str], set[str]],
+    timeout_s: float,
+    is_complete: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = probe.jobs_of
-
-    def hidden(pid: str) -> set[str]:
-        if pid == str(os.getpid()):
-            raise PermissionError
-        return read(pid)
-
-    monkeypatch.setattr(probe, "sees_all_processes", lambda: True)
-    monkeypatch.setattr(probe, "jobs_of", hidden)
-    assert not probe.live_jobs()["complete"]
-    monkeypatch.setattr(probe, "jobs_of", lambda pid: set())
-    assert probe.live_jobs()["complete"]
-    monkeypatch.setattr(probe, "sees_all_processes", lambda: False)
-    assert not probe.live_jobs()["complete"]
-    monkeypatch.setattr(probe, "sees_all_processes", lambda: True)
-    monkeypatch.setattr(probe, "JOBS_TIMEOUT_S", -1.0)
-    assert not probe.live_jobs()["complete"]
+    monkeypatch.setattr(probe, "sees_all_processes", lambda: sees_all)
+    monkeypatch.setattr(probe, "jobs_of", jobs_of)
+    monkeypatch.setattr(probe, "JOBS_TIMEOUT_S", timeout_s)
+    assert probe.live_jobs()["complete"] == is_complete

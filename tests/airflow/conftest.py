@@ -48,23 +48,34 @@ def said_by(monkeypatch):
     """Return said_by(task or trigger): the lines that it logs, whose way differs between versions."""
 
     def listen(speaker, level=logging.INFO):
-        lines, handler, log = [], logging.Handler(level), logging.Logger("task")
-        monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
-        log.addHandler(handler)
+        lines, log = [], logging.Logger("task")
+
+        class Listening(logging.Handler):
+            def emit(self, record):
+                lines.append(record.getMessage())
+
+        log.addHandler(Listening(level))
         monkeypatch.setattr(speaker if isinstance(speaker, type) else type(speaker), "log", log)
         return lines
 
     return listen
 
 
+PAUSES = {
+    "shared_manager.PAUSE_S": 0.02,
+    "shared_manager.REASONS_EVERY_S": 0.02,
+    "shared_manager.NEW_REASON_S": 0.02,
+    "shared_manager.EXPIRE_EVERY_S": 0.1,
+    "task_trigger.job_watch.LOOK_EVERY_S": 0.05,
+    "task_trigger.member_watch.READ_S": 0.2,
+}
+
+
 @pytest.fixture
 def fast_triggers(manager, monkeypatch):
     """Triggers that read the state and the job's output without pauses."""
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.member_watch.READ_S", 0.2)
-    for name in ("PAUSE_S", "REASONS_EVERY_S", "NEW_REASON_S"):
-        monkeypatch.setattr(f"resource_manager.airflow.shared_manager.{name}", 0.02)
-    monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.1)
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.job_watch.LOOK_EVERY_S", 0.05)
+    for name, seconds in PAUSES.items():
+        monkeypatch.setattr(f"resource_manager.airflow.{name}", seconds)
 
 
 @pytest.fixture

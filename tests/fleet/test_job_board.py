@@ -46,7 +46,10 @@ class Fleet:
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.manager = GPUResourceManager(
-            Settings(store="memory://"), store=MemoryStore(clock=self.clock), inventory=nodes
+            Settings(store="memory://"),
+            store=MemoryStore(clock=self.clock),
+            inventory=nodes,
+            cluster={"min_gpus": 0, "max_gpus": 8},
         )
         self.receiver = ReportReceiver(self.manager)
         self.board = self.receiver.board
@@ -92,8 +95,7 @@ def run(key: str, state: str = "running", **known: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr("resource_manager.manager.requests.gpu_range", lambda cluster: (0, 8))
+def fleet() -> Fleet:
     return Fleet()
 
 

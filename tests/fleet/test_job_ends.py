@@ -13,11 +13,6 @@ from tests.builders import granted_lease
 from tests.fleet.test_job_board import JOB, PLACE, Fleet, run
 
 
-@pytest.fixture(autouse=True)
-def any_number_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.manager.requests.gpu_range", lambda cluster: (0, 8))
-
-
 def begun(fleet: Fleet, **more: Any) -> str:
     """Return the key of a job that runs."""
     fleet.report()

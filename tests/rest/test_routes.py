@@ -37,7 +37,7 @@ BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 class Failing(GPUResourceManager):
     """Manager whose allocations and submissions end with that error."""
 
-    def __init__(self, error: ResourceManagerError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(Settings(store="memory://"))
         self.error = error
 

@@ -7,6 +7,7 @@ import hmac
 import re
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from flask.sessions import SecureCookieSessionInterface
@@ -21,6 +22,7 @@ from resource_manager.rest.auth import TOKEN_CACHE_S
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.builders import Clock
+from tests.rest.test_routes import Failing, served_from
 from tests.security import hostile
 
 AsRole = Callable[..., FlaskClient]
@@ -173,27 +175,22 @@ def test_a_long_query_is_refused(open_client: FlaskClient) -> None:
 
 
 def test_an_internal_error_reveals_nothing_to_the_caller(
-    as_role: AsRole, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    kept: Persistence,
 ) -> None:
-    def crash(*args: object, **arguments: object) -> None:
-        raise RuntimeError("redis://:hunter2@db /srv/app/secret.py")
-
-    user = as_role(Role.USER, "ada")
-    monkeypatch.setattr(manager, "try_allocate", crash)
-    response = user.post("/api/allocate", json=BODY)
+    error = RuntimeError("redis://:hunter2@db /srv/app/secret.py")
+    with served_from(Failing(error), kept) as caller:
+        response = caller.post("/api/allocate", json=BODY)
     text = response.get_data(as_text=True)
     assert response.status_code == 500
     for word in ("hunter2", "Traceback", ".py", "RuntimeError", "redis"):
         assert word not in text
 
 
-def test_the_health_check_does_not_reveal_the_address_of_the_store(
-    as_role: AsRole, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_health_check_does_not_reveal_the_address_of_the_store(as_role: AsRole, service: Service) -> None:
     def gone(*args: object) -> None:
         raise StoreUnavailableError("Redis at redis://admin@10.0.0.7:6379/0: cannot be reached")
 
-    monkeypatch.setattr(service.watch, "check", gone)
+    object.__setattr__(service, "watch", Mock(wraps=service.watch, check=gone))
     response = as_role(None).get("/healthz")
     assert response.status_code == 503
     assert "10.0.0.7" not in response.get_data(as_text=True)

@@ -294,14 +294,20 @@ def test_each_kind_of_request_has_its_turn_whatever_the_time_between_passes(seco
     assert set(shared.preempting().values()) == {"mine"}
 
 
-def test_a_search_in_vain_is_not_made_again_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[str] = []
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the requests for which leases that would have to end were searched."""
+    ids: list[str] = []
 
     def counting(cluster: ClusterState, pending: PendingRequest, *rest: object) -> list[Lease]:
-        searched.append(pending.lease_id)
+        ids.append(pending.lease_id)
         return find_victims(cluster, pending, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr("resource_manager.scheduling.preemption.preempting.find_victims", counting)
+    return ids
+
+
+def test_a_search_in_vain_is_not_made_again_until_something_changes(searched: list[str]) -> None:
     shared = with_requests_in_vain(3)
     searched.clear()
     shared.tick()
@@ -383,20 +389,14 @@ def test_nothing_is_taken_of_what_is_only_planned() -> None:
     assert shared.preempting() == {"x": "mine"}
 
 
-def test_a_search_for_who_waits_for_other_leases_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_who_waits_for_other_leases_is_made_once_a_pass(searched: list[str]) -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("idle", 2, team="nlp")
     shared.submit("small", 2, team="vision")
     shared.do(list(preempted_at_limit(shared.state.ledger, shared.state.leases["idle"], IDLE, shared.now)))
     for number in range(20):
         shared.submit(f"large-{number}", 4, team="vision", priority=1)
-    searched: list[str] = []
-
-    def counting(cluster: ClusterState, pending: PendingRequest, *rest: object) -> list[Lease]:
-        searched.append(pending.lease_id)
-        return find_victims(cluster, pending, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("resource_manager.scheduling.preemption.preempting.find_victims", counting)
+    searched.clear()
     shared.tick()
     assert shared.preempting() == {"idle": IDLE}
     assert searched == ["large-0"]

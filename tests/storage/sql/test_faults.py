@@ -622,9 +622,11 @@ def filled(folder: Path) -> Path:
 
 
 class SmallPostgres(Postgres):
-    """A PostgreSQL with a log in files of 1 MiB, in `wal` if that is set."""
+    """A PostgreSQL with a log in files of 1 MiB, in `wal` if that is given."""
 
-    wal: Path | None = None
+    def __init__(self, folder: Path | None = None, wal: Path | None = None) -> None:
+        self.wal = wal
+        super().__init__(folder)
 
     def prepare(self) -> None:
         initdb = [str(self.programs / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "trust"]
@@ -666,14 +668,11 @@ def test_a_full_disk_of_a_server(kind: type[SqlServer], disk_of_server: Path, st
     assert fresh(store) == cluster.snapshot()
 
 
-def test_a_full_disk_of_the_log_of_postgresql(
-    disk_of_server: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_the_log_of_postgresql(disk_of_server: Path, stack: ExitStack) -> None:
     """The server ends itself; what it had acknowledged is there once it has room and is started again."""
     if missing := Postgres.missing():
         pytest.skip(missing)
-    monkeypatch.setattr(SmallPostgres, "wal", disk_of_server / "wal")
-    server = SmallPostgres()
+    server = SmallPostgres(wal=disk_of_server / "wal")
     stack.callback(server.stop)
     url = f"{server.url}?namespace=log"
     store = stack.enter_context(closing(open_store(url)))
