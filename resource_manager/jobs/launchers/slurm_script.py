@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from resource_manager.jobs.directories import job_files, starting
 
 # The command runs in a step, on one node as on many: Slurm then signals the command alone, and once.
-# srun ends with 0 when a node fails.
+# srun ends with 0 when a node fails, and a member that was told to end says 0 to it. `failed` is listed, not
+# looked up: a shared folder may remember for a while that a name was not there.
 SCRIPT = """#!/bin/sh
 [ ! -e {tombstone} ] || exit 0
 cd {directory} || exit 1
@@ -41,7 +42,7 @@ fi
 srun --nodes=$SLURM_JOB_NUM_NODES --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --export=ALL --mpi=none \\
     --cpus-per-task=${{SLURM_CPUS_PER_TASK:-1}} --kill-on-bad-exit=1 ./run 2> srun
 code=$?
-[ $code -ne 0 ] || {{ [ -e succeeded ] && ! grep -q "Node failure" srun; }} || code=1
+if ls | grep -qx failed || [ ! -e succeeded ] || grep -q "Node failure" srun; then [ $code -ne 0 ] || code=1; fi
 if [ $code -ne 0 ]; then
     if [ -e failed/exit_code ]; then code=$(cat failed/exit_code); else cat srun; fi
     for each in log.*; do
@@ -53,8 +54,9 @@ exit $code
 """
 
 # The output goes to its file, not by way of srun. The first member that fails is the cause; the others are
-# ended by srun. `mpirun` reads how many processes it may start on a node from the variable that Slurm sets to
-# 1 here, and a program of MPI that finds itself in a step asks Slurm for a service that may not be there.
+# ended by srun, unless all of them were told to end: then each has its grace. `mpirun` reads how many processes
+# it may start on a node from the variable that Slurm sets to 1 here, and a program of MPI that finds itself in a
+# step asks Slurm for a service that may not be there.
 RUN = """#!/bin/sh
 rank=$SLURM_NODEID
 unset SLURM_STEP_ID SLURM_STEPID
@@ -65,11 +67,15 @@ export GPU_LEASE_GPUS="${{SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}}" GPU_SERVER="$SLURM
 if [ "$rank" = 0 ]; then exec >> {directory}/log 2>&1; else exec > {directory}/log."$rank" 2>&1; fi
 ended() {{
     cd {directory} || exit "$1"
-    if [ "$1" != 0 ]; then mkdir failed 2>/dev/null && echo "$1" > failed/exit_code
+    if [ "$1" != 0 ]; then
+        mkdir failed 2>/dev/null && echo "$1" > failed/exit_code
+        [ -z "$told" ] && [ ! -e {preempted} ] || exit 0
     elif [ "$rank" = 0 ]; then : > succeeded; fi
     exit "$1"
 }}
-trap : TERM INT HUP USR1 USR2
+told=
+trap told=1 TERM
+trap : INT HUP USR1 USR2
 trap 'ended $?' EXIT
 cd {working_dir}
 {command}
@@ -95,6 +101,7 @@ def write_program(
         "slots": max(1, gpus),
         "key": shlex.quote(key),
         "directory": shlex.quote(directory),
+        "preempted": job_files.PREEMPTED,
         "tombstone": shlex.quote(job_files.tombstone_of(root, key)),
         "working_dir": shlex.quote(home if os.path.isdir(home) else directory),
         "exports": "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),

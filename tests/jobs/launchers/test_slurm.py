@@ -193,6 +193,17 @@ class TestSignals:
         assert (out.read_text().count("told"), out.read_text().count("saved")) == (nodes, nodes)
         assert ended.exit_code == 3
 
+    @pytest.mark.parametrize("signal", ["TERM", "USR1"])
+    def test_a_member_that_ends_in_its_grace_takes_none_from_the_others(self, launcher, key, signal):
+        out = Path(launcher.root, "out")
+        trap = f"[ $GPU_NODE_RANK = 0 ] || {{ echo told >> {out}; sleep 4; echo saved >> {out}; }}; exit 3"
+        command = f"trap '{trap}' TERM USR1; echo ready >> {out}; while :; do sleep 0.1; done"
+        launcher.start(shell(key, command, nodes=2))
+        wait_for(lambda: out.exists() and out.read_text().count("ready") == 2)
+        ended = launcher.preempt(key, 20.0, signal, 20.0)
+        assert out.read_text().splitlines()[2:] == ["told", "saved"]
+        assert ended.exit_code == 3
+
 
 class AsUser:
     """Login node on this machine for another user than root, whose home nobody can write."""
