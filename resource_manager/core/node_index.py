@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -30,7 +31,6 @@ class NodeIndex:
     whole_free_masks: list[int]
     open_mask: int
     any_milli_mask: int
-    _largest: dict[str, Amount] | None
 
     def __init__(self, nodes: Iterable[NodeState] = ()) -> None:
         self.journal: list[int] = []
@@ -107,15 +107,13 @@ class NodeIndex:
                 yield node
             mask ^= low
 
-    @property
+    @cached_property  # it takes a pass over all nodes, and an inventory may change each second
     def largest(self) -> dict[str, Amount]:
         """The maximum that any node has in total of each resource: a request for more can never fit.
 
         Each inventory gives a new object, so its identity tells whether the inventory changed.
         """
-        if self._largest is None:  # it takes a pass over all nodes, and an inventory may change each second
-            self._largest = _most_of_each(self.nodes)
-        return self._largest
+        return _most_of_each(self.nodes)
 
     @property
     def mark(self) -> int:
@@ -232,7 +230,7 @@ class NodeIndex:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         self.by_server_id = {state.node.server_id: state for state in states}
-        self._largest = None
+        vars(self).pop("largest", None)
         self._has_uuids = any(state.gpu_uuids for state in states)
         width = max((len(state.gpu_free) for state in states), default=0)
         masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
@@ -275,7 +273,7 @@ class NodeIndex:
         """Take note of nodes with other amounts and the same name, number and GPUs."""
         for state in states:
             self._reindex(state, state.whole_free, state.free_milli)
-        self._largest = None
+        vars(self).pop("largest", None)
 
     def _set_open(self, state: NodeState) -> None:
         bit = 1 << state.index

@@ -42,7 +42,9 @@ fi
 srun --nodes=$SLURM_JOB_NUM_NODES --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --export=ALL --mpi=none \\
     --cpus-per-task=${{SLURM_CPUS_PER_TASK:-1}} --kill-on-bad-exit=1 ./run 2> srun
 code=$?
-if ls | grep -qx failed || [ ! -e succeeded ] || grep -q "Node failure" srun; then [ $code -ne 0 ] || code=1; fi
+if [ $code -eq 0 ] && {{ ls | grep -qx failed || [ ! -e succeeded ] || grep -q "Node failure" srun; }}; then
+    code=1
+fi
 if [ $code -ne 0 ]; then
     if [ -e failed/exit_code ]; then code=$(cat failed/exit_code); else cat srun; fi
     for each in log.*; do
@@ -54,9 +56,9 @@ exit $code
 """
 
 # The output goes to its file, not by way of srun. The first member that fails is the cause; the others are
-# ended by srun, unless all of them were told to end: then each has its grace. `mpirun` reads how many processes
-# it may start on a node from the variable that Slurm sets to 1 here, and a program of MPI that finds itself in a
-# step asks Slurm for a service that may not be there.
+# ended by srun, unless all of them were told to end: then each has its grace. `mpirun` reads how many
+# processes it may start on a node from the variable that Slurm sets to 1 here, and a program of MPI that
+# finds itself in a step asks Slurm for a service that may not be there.
 RUN = """#!/bin/sh
 rank=$SLURM_NODEID
 unset SLURM_STEP_ID SLURM_STEPID
