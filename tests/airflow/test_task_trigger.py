@@ -148,6 +148,16 @@ def test_a_wait_beyond_its_limit_leaves_the_queue(asks, manager):
     assert manager.queue() == []
 
 
+def test_a_wait_that_ends_before_the_trigger_looks_counts(asks, manager):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    trigger = asks("echo over")
+    manager.release_resources("holds1")
+    lease = manager.status_of(TASK.lease_id)
+    event = asyncio.run(anext(trigger.run())).payload
+    assert event["waited_s"] == lease["granted_at"] - lease["queued_at"] > 0.0
+
+
 # ---- a second trigger of the same task ----
 
 

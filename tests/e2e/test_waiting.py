@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout((900 + 3 * WAITING) * TIMEOUT
 
 def test_a_pending_request_starts_within_seconds_of_the_release(bench):
     first, second = bench.one_trains_one_waits(seconds=2)
+    line = "waiting for GPUs: position 1 in the queue, no server with 8 local: "
+    wait_for(lambda: second.log().count(line) == 2, what="a line of the worker, and one of the trigger")
     first.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: position 1 in the queue, no server with 8 local: " in second.log()
     assert " for GPUs: no server with 8 local: none is free anywhere" in second.log(), "kept after the wait"
     assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
 

@@ -113,6 +113,12 @@ class TaskTrigger(TaskBoundTrigger):
         if status is None:
             return TaskState.ENDING
         self._lease.allocation = status
+        if not self._waited and restarts_of(status["labels"]) == self._notes.restarts:
+            # It was granted before this trigger looked, maybe before the task had left its worker.
+            wait.before_s = self._notes.before_s
+            wait.see_granted(status)
+            if wait.waited_s:
+                self._waited = {"waited_s": wait.waited_s, "reasons": []}
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             self._lease.allocation = await self._lease.renew()
         return TaskState.STARTING if self._lease.allocation["preempted_by"] is None else TaskState.PREEMPTED

@@ -20,7 +20,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.agent_jobs import ask_agents_through
-from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.results import Allocation, QueueEntry
 
 
 class GrantWait:
@@ -64,8 +64,7 @@ class GrantWait:
                     continue
                 if lease is not None:
                     self.fencing_token = lease["fencing_token"]
-                    if lease["queued_at"] is not None:
-                        self.waited_s = max(lease["granted_at"] - lease["queued_at"] - self.before_s, 0.0)
+                    self.see_granted(lease)
                     return GrantState.GRANTED
                 if entry is not None and self._is_too_long(entry):
                     return GrantState.MAX_WAIT_EXCEEDED
@@ -74,6 +73,11 @@ class GrantWait:
                 if not trigger.shared.is_waiting(lease_id):
                     return GrantState.REQUEST_LOST
                 await trigger.shared.until_set(changed, self._pause_s(is_known=entry is not None))
+
+    def see_granted(self, lease: Allocation) -> None:
+        """Take the time of the wait from the lease; it stays 0 for one that was granted at once."""
+        if lease["queued_at"] is not None:
+            self.waited_s = max(lease["granted_at"] - lease["queued_at"] - self.before_s, 0.0)
 
     def _is_too_long(self, entry: QueueEntry) -> bool:
         """Say in the log why the request waits; return whether it has for longer than it may."""
