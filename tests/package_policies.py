@@ -26,6 +26,10 @@ def taken(cluster, request): return Placement(cluster.nodes[0].name, tuple(range
 def unknown(cluster, request): return Placement("nowhere", tuple(range(request.gpus)))
 def pair(cluster, request): return (cluster.nodes[0].name, (0,))
 def letters(cluster, request): return Placement(cluster.nodes[0].name, "ab")
+def at_most_two(cluster, request):
+    if request.gpus > 2: raise ValueError("too wide")
+    return first_fit(cluster, request)
+def chooses_none(cluster, request): return None
 def one_argument(cluster): return None
 
 class Index:
@@ -42,6 +46,7 @@ seeded = Seeded()
 
 NAMES = (
     *("good", "whole_numbers", "raises", "twice", "taken", "unknown", "pair", "letters", "one_argument"),
+    *("at_most_two", "chooses_none"),
     *("seeded", "Number", "missing"),
 )
 

@@ -78,7 +78,7 @@ class Transactions:
 
         Another reason is that the cluster has no servers.
         """
-        suspended = self._in_recovery(cluster, now) or self.misconfigured(cluster)
+        suspended = self._in_recovery(cluster, now) or self._grants_nothing(cluster)
         return self._rules.of(cluster).at(now, suspended)
 
     def resuming(self, cluster: ClusterState, now: float) -> SchedulingPass:
@@ -90,10 +90,11 @@ class Transactions:
         return None if window is None else recovering(window)
 
     def misconfigured(self, cluster: ClusterState) -> Grounds | None:
-        """Return why this process can grant nothing in that state; None if it can."""
-        if self.distrusted is not None:
-            return self.distrusted
-        return self._rules.refusal(cluster) if cluster.nodes else misconfigured(NO_SERVERS)
+        """Return why this process can grant nothing in that state, or not all that fits; None if it can."""
+        return self._grants_nothing(cluster) or self._rules.refusal(cluster)
+
+    def _grants_nothing(self, cluster: ClusterState) -> Grounds | None:
+        return self.distrusted or (None if cluster.nodes else misconfigured(NO_SERVERS))
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""

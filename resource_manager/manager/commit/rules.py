@@ -15,6 +15,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.refusal import Grounds, misconfigured
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.placement.gangs import select_members
 from resource_manager.scheduling.placement.policies import Policy, get_policy, package_of, scores_of
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order, priority
@@ -24,7 +25,9 @@ from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 logger = logging.getLogger(__name__)
 
 FAULT_SHOWN_S = 60.0
-"""For so long after a fault of the policy readers are told of it."""
+"""For so long after a fault of the policy it is a notice, and is logged once."""
+
+OTHER_POLICY = "gpu-manager apply sets another policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,14 @@ class WithoutFaults:
         except PolicyError as error:
             self.note(str(error))
             return {}
+
+    def fault(self, cluster: ClusterState, request: Request) -> str:
+        """Return why the policy has no place for a request that fits."""
+        try:
+            chosen = select_members(cluster, request, self.policy)
+        except PolicyError as error:
+            return f"{error}; {OTHER_POLICY}"
+        return "" if chosen else f"the policy chooses no server for it; {OTHER_POLICY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +96,10 @@ class RuleBook:
 
     def refusal(self, cluster: ClusterState) -> Grounds | None:
         """Return why nothing is granted by the state's settings, or not all that fits: its policy failed."""
-        rules = self.of(cluster)
-        if time.monotonic() - self._failed_at > FAULT_SHOWN_S:
-            return rules.refusal
-        return rules.refusal or misconfigured(f"{self._fault}; gpu-manager apply sets another policy")
+        refusal = self.of(cluster).refusal
+        if refusal is None and time.monotonic() - self._failed_at <= FAULT_SHOWN_S:
+            return misconfigured(f"{self._fault}; {OTHER_POLICY}")
+        return refusal
 
     def _note(self, fault: str) -> None:
         if time.monotonic() - self._failed_at > FAULT_SHOWN_S:

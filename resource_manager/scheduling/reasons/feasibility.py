@@ -33,11 +33,13 @@ from resource_manager.core.refusal import (
     RefusalKind,
     ServerShort,
     WouldDelay,
+    misconfigured,
 )
 from resource_manager.core.server_facts import IsSilent, LeftInventory, NoAddress
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import fitting_node
+from resource_manager.scheduling.placement.policies import fault_of
 from resource_manager.scheduling.preemption.preempting import awaiting_release, ending_for, held_back
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of
@@ -158,7 +160,8 @@ class _Reasons:
         ):
             return
         if self._ahead is None:
-            if self._node(request) is None and allocator.blocks_queue(self._cluster, request, self._current):
+            is_stuck = self._node(request) is None or self._fault(request)
+            if is_stuck and allocator.blocks_queue(self._cluster, request, self._current):
                 self._ahead = (position, request)
         elif not self._current.order.backfill:
             return
@@ -189,7 +192,15 @@ class _Reasons:
                 with closed_for(self._cluster, request, self._current):
                     self._no_capacity[key] = no_capacity(self._cluster, request)
             return self._no_capacity[key]
-        return quota_refusal(self._cluster, request) or self._by_price(entry) or self._behind(request, node)
+        if stopped := quota_refusal(self._cluster, request) or self._by_price(entry):
+            return stopped
+        fault = self._fault(request)
+        return misconfigured(fault) if fault else self._behind(request, node)
+
+    def _fault(self, request: Request) -> str:
+        """Return why the policy has no place for a request that fits."""
+        with closed_for(self._cluster, request, self._current):
+            return fault_of(self._current.policy, self._cluster, request)
 
     def _node(self, request: Request) -> NodeState | None:
         """Return a node that the request fits now, or None."""

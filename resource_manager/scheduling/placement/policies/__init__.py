@@ -84,9 +84,16 @@ def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[s
     return {} if scores is None else scores(cluster, request)
 
 
+def fault_of(policy: Policy, cluster: ClusterState, request: Request) -> str:
+    """Return why the policy has no place for a request that fits; empty for one that has no faults."""
+    fault: Callable[[ClusterState, Request], str] | None = getattr(policy, "fault", None)
+    return "" if fault is None else fault(cluster, request)
+
+
 __all__ = [
     "POLICIES",
     "Policy",
+    "fault_of",
     "get_policy",
     "package_of",
     "scores_of",
