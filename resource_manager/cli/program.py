@@ -23,7 +23,7 @@ _SILENCE = logging.NullHandler()
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
-@click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
+@click.option("--store", help="Store (redis://…, sqlite:///…, and so on); overrides GPU_MANAGER_STORE.")
 @click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:

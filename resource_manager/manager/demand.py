@@ -112,16 +112,16 @@ class Demand(BaseModel):
         default=0, description="Higher starts first if the queue order uses priorities."
     )
     expected_runtime: Seconds | None = Field(
-        default=None, description="Expected runtime of the task, in seconds; shorter ones may fill gaps."
+        default=None, description="Expected runtime, in seconds or as 2h; shorter ones may fill gaps."
     )
     ttl: Seconds | None = Field(
-        default=None, description="Life of the lease without renewal, in seconds; default: the manager's."
+        default=None, description="Life without renewal, in seconds or as 2h; default: the manager's."
     )
     utility: Worth | None = Field(
         default=None, description="Value of finishing well before the target; for admission by price."
     )
     target: Seconds | None = Field(
-        default=None, description="Age at which the utility has halved, in seconds."
+        default=None, description="Age at which the utility has halved, in seconds or as 2h."
     )
     sensitivity: Worth = Field(
         default=0.0, description="Steepness of the utility's fall around the target, per second."
@@ -139,21 +139,21 @@ class Demand(BaseModel):
     )
     preempt_grace: Annotated[Delay, Field(le=86_400)] = Field(
         default=PREEMPT_GRACE_S,
-        description="Time that a preempted job has to save what it did, in seconds; then it is killed.",
+        description="Time for a preempted job to save what it did, in seconds or as 2min; then it is killed.",
     )
     preempt_signal: Literal["TERM", "USR2"] = Field(
         default="TERM", description="Signal that tells a job that it is preempted: TERM or USR2."
     )
     preemption_delay: Delay | None = Field(
         default=None,
-        description="Wait before the request preempts others, in seconds; default: that of the teams file.",
+        description="Wait before it preempts others, in seconds or as 2min; default: that of the teams file.",
     )
     labels: Labels = Field(default_factory=dict, description="Labels of the lease, such as model=bert.")
     idle_below: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
         default=None, description="Utilization in percent below which its GPUs count as idle."
     )
     idle_after: Seconds | None = Field(
-        default=None, description="Time of idle GPUs after which the lease is reported, in seconds."
+        default=None, description="Time of idle GPUs after which the lease is reported, in seconds or as 2h."
     )
     idle_action: Literal["", "warn", "release"] = Field(
         default="", description="warn, or release: after that time the lease ends; empty: as its team's."
@@ -162,15 +162,15 @@ class Demand(BaseModel):
         default="end", description="After an idle release the task ends, or requeue: it waits again."
     )
     max_runtime: Seconds | None = Field(
-        default=None, description="Longest runtime, in seconds: then the job has had its grace and is ended."
+        default=None, description="Longest runtime, in seconds or as 2h; then it has had its grace and ends."
     )
     requeue_after: Seconds | None = Field(
         default=None,
-        description="Runtime after which the job saves what it did and its request waits again, in seconds.",
+        description="Runtime after which the job saves its work and waits again, in seconds or as 2h.",
     )
     deadline: Deadline | None = Field(
         default=None,
-        description="Time by which the task should have ended, with its zone; or seconds after the request.",
+        description="Time by which the task should have ended, with its zone; or as 6h: after the request.",
     )
 
     @cached_property
