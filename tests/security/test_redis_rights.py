@@ -279,7 +279,7 @@ def test_the_user_of_the_page_outlives_a_restart_if_it_was_made_to_last(
         if lasts:
             assert all(finding.ok for finding in checks.check(settings))
         else:
-            with pytest.raises(StoreError, match="invalid username-password pair"):
+            with pytest.raises(StoreError, match="it refused the login: check user and password"):
                 checks.check(settings)
     finally:
         server.stop()

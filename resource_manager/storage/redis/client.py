@@ -31,7 +31,7 @@ SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
 MAX_TRIES = 4
-"""How often commands are sent if connections break; to connect has the driver's retries."""
+"""How often commands are sent, each time on a new connection, if connections break."""
 
 MIN_BLOCK_S = 0.002
 """Shortest timeout of a blocking read: Redis 6 takes 0.001 for 0, which is none."""
@@ -42,7 +42,7 @@ QUICK_S = 400e-6
 to sleep and be woken takes longer than Redis does, and as much processor time. Behind a lock, on a busy
 server or across a network answers take longer, and it sleeps; a quick one reaches a sleeper after 0.25 ms."""
 
-RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time +ping"
+RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time"
 """The rights that a Redis user needs besides the keys of its namespace; docs/stores.md gives the reasons."""
 
 MEMORY_FULL = (
@@ -50,20 +50,27 @@ MEMORY_FULL = (
     "accepted; raise maxmemory or delete other data"
 )
 
+_CLUSTER_DOWN = "its Redis Cluster is down: see CLUSTER INFO in redis-cli"
 _NOT_ALLOWED = "its user lacks rights: grant the rights in docs/stores.md"
 
 _ADVICE = (
-    ("WRONGPASS", "it refused the login: check user and password in the URL"),
-    ("NOAUTH", "it requires a login: put user and password into the URL"),
+    ("invalid username-password pair", "it refused the login: check user and password in the URL"),
+    ("HELLO must be called", "it requires a login: put user and password into the URL"),
+    ("Authentication required", "it requires a login: put user and password into the URL"),
     ("has no permissions", _NOT_ALLOWED),
     ("The user executing the script can't", _NOT_ALLOWED),
-    ("READONLY", "it is read-only: connect to the primary"),
+    ("read only replica", "it is read-only: connect to the primary"),
     ("MISCONF", "it cannot write to its disk and refuses writes: see its log"),
-    ("NOREPLICAS", "it has too few replicas and refuses writes"),
-    ("LOADING", "it is still loading its data: try again shortly"),
-    ("MASTERDOWN", "it has lost its primary"),
+    ("NOREPLICAS", "it has too few replicas and refuses writes: see min-replicas-to-write in its redis.conf"),
+    ("loading the dataset", "it is still loading its data: try again shortly"),
+    ("MASTER is down", "it is a replica that has lost its primary: connect to the primary"),
+    ("max number of clients", "it has no connection left: raise maxclients"),
+    ("Hash slot not served", _CLUSTER_DOWN),
+    ("The cluster is down", _CLUSTER_DOWN),
+    ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
+    ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
 )
-"""Explanation of a server error, by a code or words in its text."""
+"""Explanation of a server error by words in its text, from which the driver has often taken the code."""
 
 
 Command = Sequence[Any]
@@ -149,34 +156,40 @@ class RedisClient:
     def ask(self, *commands: Command) -> list[Any]:
         """Return the server's answers, on a connection of this client's own: in half the driver's time.
 
-        All are sent before the first answer is read, and again if the connection breaks. The driver asks
-        through sentinels: its pool knows when they name another primary. Raises the driver's errors, in the
-        place of all answers.
+        All are sent before the first answer is read, and again if the connection breaks: also one to a server
+        that is a replica by now, as its address may lead to another. The driver asks through sentinels: its
+        pool knows when they name another primary. Raises the driver's errors, in the place of all answers.
         """
         driver: Any = self.driver
         pool = driver.connection_pool
         if type(pool) is not redis.ConnectionPool:
-            return self._ask_driver(commands)
-        connection = self._connection(pool)
+            try:
+                return self._ask_driver(commands)
+            except redis.exceptions.TimeoutError:  # perhaps only of a connection that was cut off
+                return self._ask_driver(commands)
+        connection, is_idle = self._connection(pool)
         failed = 0
-        try:
-            while True:
-                try:
-                    return self._exchange(connection, commands)
-                except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
-                    connection.disconnect()
-                    failed += 1
-                    if failed == MAX_TRIES:
-                        raise
-                time.sleep(0.02 * (failed - 1))  # the first may only have been idle for too long
-                connection.connect()
-        except redis.exceptions.ResponseError:
-            raise
-        except BaseException:  # perhaps between question and answer
-            connection.disconnect()
-            raise
-        finally:
-            self._idle.append(connection)
+        while True:
+            try:
+                answers = self._exchange(connection, commands)
+            except redis.exceptions.RedisError as error:
+                if not _is_broken(error):
+                    self._idle.append(connection)
+                    raise
+                connection.disconnect()
+                failed += 1
+                # One that was idle may have been cut off; a new one says that the server does not answer.
+                is_mute = isinstance(error, redis.exceptions.TimeoutError) and not is_idle
+                if failed == MAX_TRIES or is_mute:
+                    raise
+                is_idle = False
+                time.sleep(0.02 * (failed - 1))
+            except BaseException:  # perhaps between question and answer
+                connection.disconnect()
+                raise
+            else:
+                self._idle.append(connection)
+                return answers
 
     def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
         """Send the commands and read all answers; raises the first error among them."""
@@ -200,14 +213,14 @@ class RedisClient:
             raise error
         return answers
 
-    def _connection(self, pool: Any) -> Any:
-        """Return an idle connection, none of the parent's from before a fork, or a new one."""
+    def _connection(self, pool: Any) -> tuple[Any, bool]:
+        """Return an idle connection, none from before a fork, or a new one; and whether it was idle."""
         with suppress(IndexError):
             while True:
                 connection = self._idle.pop()
                 if connection.pid == os.getpid():
-                    return connection
-        return pool.make_connection()
+                    return connection, True
+        return pool.make_connection(), False
 
     def _ask_driver(self, commands: Sequence[Command]) -> list[Any]:
         pipe: Any = self.driver.pipeline(transaction=False)
@@ -309,8 +322,9 @@ def _options() -> dict[str, Any]:
     return {
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
-        "retry": Retry(ExponentialBackoff(cap=0.25, base=0.02), 2),
-        "health_check_interval": 30,
+        # Not for one that does not answer: to connect, the driver would wait for it time and again.
+        "retry": Retry(ExponentialBackoff(cap=0.25, base=0.02), 2, (redis.exceptions.ConnectionError,)),
+        "max_connections": 2**31,  # each thread that waits has one, and the driver's own limit is 100
     }
 
 
@@ -357,14 +371,20 @@ def _through_sentinels(netloc: str, path: str, query: dict[str, str]) -> redis.R
     return driver
 
 
+def _is_broken(error: redis.exceptions.RedisError) -> bool:
+    """Return whether another connection may do better."""
+    broken = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+    return isinstance(error, broken) or "read only replica" in str(error)
+
+
 def _explain(error: redis.exceptions.RedisError, text: str) -> str:
     for code, advice in _ADVICE:
         if code in text:
             return advice
     if isinstance(error, redis.exceptions.AuthenticationError):
         return f"it refused the login: {text}"
-    if isinstance(error, redis.exceptions.BusyLoadingError):
-        return "it is still loading its data: try again shortly"
+    if isinstance(error, redis.exceptions.MovedError):
+        return f"its Redis Cluster keeps this state elsewhere: connect to {error.host}:{error.port}"
     if isinstance(error, redis.exceptions.TimeoutError):
         return f"it did not answer within {SOCKET_TIMEOUT_S:g} s ({text})"
     if isinstance(error, MasterNotFoundError):  # its text is a dump of the driver's objects

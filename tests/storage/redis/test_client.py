@@ -148,7 +148,7 @@ def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis:
     url = own_redis.url
     operator = redis.Redis.from_url(url)
     login = "worker:secret@"  # pragma: allowlist secret
-    as_worker = f"{url.replace('unix://', f'unix://{login}')}?health_check_interval=1"
+    as_worker = url.replace("unix://", f"unix://{login}")
 
     def allow(*some: str) -> None:
         operator.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *some)
@@ -160,16 +160,11 @@ def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis:
         assert lock.acquire(1.0)
         lock.release()
         assert manager.history()
-        time.sleep(1.1)
         assert manager.release_resources("t")
         for missing in "+@write", "+time", "+info":
             allow(*(right for right in rights if right != missing))
             with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
                 manager.allocate_resources("u", 2, 1)
-        allow(*rights[:-1])
-        time.sleep(1.1)
-        with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
-            manager.leases()
 
 
 def test_the_password_stays_out_of_errors() -> None:
