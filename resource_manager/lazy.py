@@ -29,7 +29,10 @@ def lazy_names(
 
 
 def lazy_module(name: str) -> ModuleType:
-    """Return the module of that full name; it is executed on the first access to an attribute."""
+    """Return the module of that full name; it is executed on the first access to an attribute.
+
+    Not for one that needs an extra: who looks at all modules, such as `inspect`, would fail for want of it.
+    """
     if name in sys.modules:
         return sys.modules[name]
     spec = find_spec(name)

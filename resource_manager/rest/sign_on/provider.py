@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
 
 from resource_manager.core.cluster_settings import SignOn
 from resource_manager.errors import SettingsError, how_to_install
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.cluster_file.sign_on import LOOPBACK_NAMES
 from resource_manager.rest.answers import harmless
 from resource_manager.rest.problems import ProblemError
-
-if TYPE_CHECKING:
-    from resource_manager.rest.sign_on import id_token
-else:  # only a service with sign-on needs its extra
-    id_token = lazy_module("resource_manager.rest.sign_on.id_token")
 
 TIMEOUT_S = 10.0
 KEEP_S = 3600.0
@@ -40,8 +33,12 @@ class Provider:
     """Client of the provider that the cluster names; `secret` is that of this service there, if any."""
 
     def __init__(self, sign_on: SignOn, secret: str = "", clock: Callable[[], float] = time.time) -> None:
-        if find_spec("authlib") is None:
-            raise SettingsError(f"[sign_on] of the cluster needs authlib: {how_to_install('sign-on')}")
+        try:
+            from resource_manager.rest.sign_on import id_token
+        except ModuleNotFoundError as error:
+            missing = f"[sign_on] of the cluster needs {error.name}: {how_to_install('sign-on')}"
+            raise SettingsError(missing) from error
+        self._id_token = id_token
         self.sign_on = sign_on
         self._secret = secret
         self._clock = clock
@@ -57,7 +54,7 @@ class Provider:
             "scope": " ".join(self.sign_on.scopes),
             "state": state,
             "nonce": nonce,
-            "code_challenge": id_token.create_s256_code_challenge(verifier),
+            "code_challenge": self._id_token.create_s256_code_challenge(verifier),
             "code_challenge_method": "S256",
         }
         address = self._endpoint("authorization_endpoint")
@@ -91,7 +88,7 @@ class Provider:
         if not isinstance(text, str):
             raise self._broken("it sent no ID token")
         try:
-            return id_token.verified_claims(
+            return self._id_token.verified_claims(
                 text,
                 self.sign_on,
                 self._keys,
