@@ -23,7 +23,7 @@ def settle_at_once(rates: Any, sizes: Any, fleet: Sequence[int], weigh: Weigh, s
     Variables are c and the times, job by job; every row says that its left side is at most its bound.
     """
     jobs, types = rates.shape
-    normalised = sparse.block_diag(list(rates[:, None, :]))
+    normalised = sparse.block_diag([sparse.coo_array(row) for row in rates[:, None, :]])
     time = sparse.kron(sparse.eye(jobs), np.ones((1, types)))
     gpus = sparse.kron(sizes[None, :], sparse.eye(types))
     always = sparse.vstack([-sparse.eye(jobs * types), gpus, time, -normalised])
