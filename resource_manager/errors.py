@@ -38,6 +38,15 @@ class ResourceManagerError(Exception):
     """Base class of every error that this project raises itself."""
 
 
+class OutageError(ResourceManagerError):
+    """A call that a store or service did not carry out, or nobody knows whether: it may be made again."""
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Return True if the store or the service does not answer, or if that is what caused the error."""
+    return error is not None and (isinstance(error, OutageError) or is_outage(error.__cause__))
+
+
 class InvalidRequestError(ResourceManagerError, ValueError):
     """An invalid request: contradictory, or impossible in any state.
 
@@ -243,7 +252,7 @@ class StoreError(ResourceManagerError):
     """A failed operation of the store; subclasses give the reason."""
 
 
-class StoreUnavailableError(StoreError):
+class StoreUnavailableError(StoreError, OutageError):
     """The store cannot be reached; no change is known to have been made."""
 
 
@@ -251,7 +260,7 @@ class StoreFullError(StoreUnavailableError):
     """The store's memory is full: leases can be renewed and ended, but no write that needs memory is made."""
 
 
-class StaleStateError(StoreError):
+class StaleStateError(StoreError, OutageError):
     """The state changed since it was read; nothing was written.
 
     `missed` holds the changes from version `expected` to `actual` if the store had them available: applying
@@ -324,7 +333,7 @@ class LockError(ResourceManagerError):
     """The lock was lost or used wrongly."""
 
 
-class LockTimeoutError(LockError):
+class LockTimeoutError(LockError, OutageError):
     """The lock could not be acquired within the allowed time."""
 
     def __init__(self, waited_s: float) -> None:

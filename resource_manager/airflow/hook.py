@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from resource_manager.airflow.provider_info import get_provider_info
 from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
-from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError, redact
+from resource_manager.errors import ResourceManagerError, redact
 from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
@@ -17,7 +17,6 @@ from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
 from resource_manager.rest.client import ServiceClient
-from resource_manager.rest.client_errors import ServiceUnavailableError
 from resource_manager.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,12 +126,6 @@ class GPUManagerHook(BaseHook):
         total = sum(server["total_gpus"] for server in servers)
         gpus = f"{free} of {counted(total, 'GPU')} free" + (f", {closed} closed" if closed else "")
         return True, f"{counted(len(servers), 'server')}, {gpus}, seen from {socket.gethostname()}"
-
-
-def is_outage(error: BaseException | None) -> bool:
-    """Return True if the store or the service does not answer, or if that is what caused the error."""
-    outages = (StoreUnavailableError, ServiceUnavailableError, LockTimeoutError)
-    return error is not None and (isinstance(error, outages) or is_outage(error.__cause__))
 
 
 def with_password(url: str, password: str | None) -> str:

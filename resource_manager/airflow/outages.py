@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from resource_manager.airflow.hook import is_outage
 from resource_manager.airflow.task_trigger.waits import AnswerTrigger
+from resource_manager.errors import is_outage
 
 Step = Callable[..., Any]
 """Method of an operator that is resumed with the context and the event of a trigger."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resource_manager.cli.base import harmless
-from resource_manager.cli.session import is_silent, patiently
+from resource_manager.cli.session import patiently
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager.agent_jobs import AgentSilentError
@@ -41,8 +41,7 @@ class AgentTerminal(AgentLauncher):
 
 def _may_pass(error: ResourceManagerError) -> bool:
     """Return whether the service or the agent was silent, as when it is started again."""
-    cause = error.__cause__
-    return isinstance(cause, AgentSilentError) or (cause is not None and is_silent(cause))
+    return isinstance(error.__cause__, AgentSilentError) or is_outage(error)
 
 
 class AgentProcess:

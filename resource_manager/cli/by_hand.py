@@ -29,11 +29,11 @@ from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
 from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.reconciling import AirflowLogin, airflow_options
-from resource_manager.cli.session import Session, is_silent, say
+from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted, wait_for_grant
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, is_outage
 from resource_manager.manager.answer_words import duration, name_in_words
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:
                 raise
             was_missing = True
         except ResourceManagerError as error:
-            if is_last or not is_silent(error):
+            if is_last or not is_outage(error):
                 raise
             was_missing = False
         time.sleep(LOOK_AGAIN_S)

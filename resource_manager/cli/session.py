@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from resource_manager.cli.base import UNREACHABLE, one_line
+from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
-from resource_manager.cli.target import code_of
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, is_outage
 
 if TYPE_CHECKING:
     from resource_manager.cli.target import Target
@@ -84,7 +83,7 @@ class Session:
             error = future.exception()
             if error is None or isinstance(error, LeaseNotFoundError):
                 return
-            if not is_silent(error):
+            if not is_outage(error):
                 raise error
         process = self._leave(lease_id)
         say(f"{lease_id} could not be given back yet; process {process} does it once the store answers")
@@ -102,16 +101,11 @@ class Session:
         ).pid
 
 
-def is_silent(error: BaseException) -> bool:
-    """Return whether the store or service did not answer, so that what it did is unknown."""
-    return isinstance(error, ResourceManagerError) and code_of(error) == UNREACHABLE
-
-
 def patiently(
     call: Callable[[], T],
     limit_s: float,
     pause: Callable[[float], object] = time.sleep,
-    may_pass: Callable[[ResourceManagerError], bool] = is_silent,
+    may_pass: Callable[[ResourceManagerError], bool] = is_outage,
 ) -> T:
     """Return what a call gives that may be made again, at last, once its errors have passed within a time."""
     ends_at = time.monotonic() + limit_s

@@ -19,7 +19,7 @@ from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
-    LockTimeoutError,
+    OutageError,
     PolicyError,
     ResourceManagerError,
     StoreError,
@@ -211,7 +211,7 @@ def code_of(error: ResourceManagerError) -> int:
     status = getattr(error, "status", None)
     if isinstance(error, BackupRefusedError):
         return REFUSED
-    if isinstance(error, StoreError | LockTimeoutError) or (status is not None and status >= 500):
+    if isinstance(error, StoreError | OutageError) or (status is not None and status >= 500):
         return UNREACHABLE
     if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:
         return REFUSED

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from resource_manager.cli.base import REFUSED, Failure
 from resource_manager.cli.lazy_tables import tables
-from resource_manager.cli.session import Session, is_silent, say
+from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.manager.answer_words import name_in_words
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
             try:
                 found = session.ask(partial(_entry_now, demand=demand, schedules=looks % SCHEDULE_EVERY == 0))
             except ResourceManagerError as error:
-                if not is_silent(error):
+                if not is_outage(error):
                     raise
                 found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
         session.signals.check()
     except BaseException as error:
         if session.signals.first or not (
-            asked.done() and asked.exception() is error and not is_silent(error)
+            asked.done() and asked.exception() is error and not is_outage(error)
         ):
             session.give_back(lease_id, partial(_give_back, lease_id=lease_id))
         raise

@@ -18,8 +18,11 @@ class ServiceError(errors.ResourceManagerError):
         self.status = status
 
 
-class ServiceUnavailableError(ServiceError):
-    """Failure to reach the service, or of the service to reach its store, or one call too many (429)."""
+class ServiceUnavailableError(ServiceError, errors.OutageError):
+    """Failure to reach the service, or of the service to reach its store, or one call too many (429).
+
+    So is an answer that no GPU manager gave, whatever its status: proxies answer for a service that is out.
+    """
 
 
 class RefusedError(ServiceError):

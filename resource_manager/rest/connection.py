@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Protocol, TypeVar, cast
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -23,6 +24,9 @@ _spread = random.Random()
 
 RETRY_S, MAX_RETRY_S = 0.1, 1.0
 """Shortest and longest pause before a call is sent again, unless the service names a longer one."""
+
+CONNECT_S = 10.0
+"""Longest time until a connection is there: where nothing answers, nothing refuses it either."""
 
 BUSY_S = 30.0
 """Time for which a call that is one too many is sent again."""
@@ -73,17 +77,20 @@ class ServiceConnection:
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = redact(url).rstrip("/")
+        text = "not the address of a service: {!r}: {}"
         try:
+            base = httpx.URL(url.rstrip("/"))
+            text = "no way to {} by the environment (HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE): {}"
             self.client = httpx.Client(
-                base_url=url.rstrip("/"),
+                base_url=base,
                 headers=headers,
-                timeout=timeout_s,
+                timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
                 verify=_trusted_authorities(),
                 transport=transport,
             )
-        except (httpx.InvalidURL, ValueError) as error:
-            text = "not the address of a service: {!r}: {}"
+        except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             raise InvalidRequestError(text, redact(url), error, field="url") from error
+        self._way = "" if transport is not None else _proxy_to(base)
 
     def close(self) -> None:
         self.client.close()
@@ -139,7 +146,12 @@ class ServiceConnection:
         except httpx.UnsupportedProtocol as error:
             raise InvalidRequestError("not the address of a service: {!r}", self.url, field="url") from error
         except httpx.HTTPError as error:
-            raise ServiceUnavailableError(503, f"no answer from {self.url}: {error}") from error
+            lost = method != "GET" and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            raise ServiceUnavailableError(
+                503,
+                f"no answer from {self.url}{self._way}: {error}{_remedy(error)}"
+                + (f"; whether {method} {path} was carried out is unknown" if lost else ""),
+            ) from error
         except (TypeError, ValueError) as error:
             raise InvalidRequestError("cannot be sent to a service: {}", error) from error
         try:
@@ -153,10 +165,14 @@ class ServiceConnection:
             )
         # Airflow answers an unknown path so, and where it asks for a login first.
         of_airflow = isinstance(answer, dict) and answer.get("error") == "API route not found"
-        if of_airflow or not isinstance(answer, dict):
+        is_problem = isinstance(answer, dict) and isinstance(answer.get("detail"), str)
+        if of_airflow or not (isinstance(answer, dict) if response.is_success else is_problem):
             raise ServiceUnavailableError(
                 502 if response.is_success else response.status_code,
-                f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}"
+                f"no answer from {self.url}{self._way}: a proxy before it gave {status} to {method} {path}"
+                if (status := response.status_code) >= 500
+                else f"{self.url} is not a GPU manager: {method} {path}{self._way} gave {status}"
+                + _elsewhere(response)
                 + (f"; that of an Airflow with the plugin is {self.url}/gpu" if of_airflow else ""),
             )
         if not response.is_success:
@@ -168,6 +184,28 @@ class ServiceConnection:
                 502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {error}"
             ) from error
         return cast("T", answer)
+
+
+def _proxy_to(url: httpx.URL) -> str:
+    """Return by which proxy of the environment that address is reached, for a message; empty if by none."""
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme, proxies.get("all"))
+    return "" if proxy is None or proxy_bypass(url.host) else f" by the proxy {redact(proxy)} (see NO_PROXY)"
+
+
+def _remedy(error: httpx.HTTPError) -> str:
+    """Return what to do about an error of TLS; empty for others."""
+    text = str(error).lower()
+    if "self-signed" in text or "issuer" in text:
+        return "; set SSL_CERT_FILE to the certificate of its authority"
+    is_other = "ssl" not in text or "certificate" in text
+    return "" if is_other else "; does it speak TLS? If not, its address begins with http://"
+
+
+def _elsewhere(response: httpx.Response) -> str:
+    """Return where a redirection leads, without its query; empty for another answer."""
+    place = response.headers.get("Location", "") if response.is_redirect else ""
+    return f" and leads to {harmless(redact(place))}" if place else ""
 
 
 def _is_refused(error: BaseException | None) -> bool:

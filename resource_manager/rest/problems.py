@@ -251,6 +251,8 @@ def from_http(error: HTTPException) -> ProblemError:
     detail = error.description or TITLES.get(status, "")
     if isinstance(error, RequestEntityTooLarge):
         detail = f"the body may have at most {flask.request.max_content_length:,} bytes"
+    elif error is flask.request.routing_exception:
+        detail = f"there is no {flask.request.method} {flask.request.path}"
     headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
     return ProblemError(status, detail, headers=headers)
 

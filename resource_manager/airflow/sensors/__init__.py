@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.resuming import Resumes
 from resource_manager.airflow.task_demand import (
     ATTRIBUTES,
@@ -26,7 +26,7 @@ from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import InvalidRequestError, ResourceManagerError
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, is_outage
 from resource_manager.manager.demand import Demand
 
 

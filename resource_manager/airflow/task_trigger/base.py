@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 from airflow.configuration import conf
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from resource_manager.airflow.hook import is_outage
 from resource_manager.airflow.resuming import OF_TRY
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.events import Event
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.models import MAX_RENEWAL_S
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.commit.asking import asked_by

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from airflow.triggers.base import TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, is_outage
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.late_start import describe_late_start, window_ahead
 from resource_manager.airflow.task_results import keep_end, kept_end
 from resource_manager.airflow.task_trigger import base
@@ -25,7 +25,12 @@ from resource_manager.airflow.task_trigger.waits import GrantWait
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, in_thread
 from resource_manager.core.changes import Outcome
 from resource_manager.core.identifiers import as_reason
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, StoreUnavailableError
+from resource_manager.errors import (
+    LeaseNotFoundError,
+    ResourceManagerError,
+    StoreUnavailableError,
+    is_outage,
+)
 from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again

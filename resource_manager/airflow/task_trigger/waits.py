@@ -9,7 +9,7 @@ from typing import Any
 from airflow.triggers.base import TriggerEvent
 
 from resource_manager.airflow import shared_manager
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, is_outage
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import PlainTrigger, TaskBoundTrigger
@@ -17,7 +17,7 @@ from resource_manager.airflow.task_trigger.events import Event, GrantEvent, Gran
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
+from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError, is_outage
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.results import Allocation, QueueEntry

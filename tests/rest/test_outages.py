@@ -1,0 +1,112 @@
+"""Answers that no GPU manager gave, and none at all: outages, told in one line with place and remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from resource_manager.cli import main
+from resource_manager.errors import CorruptStateError, InvalidRequestError, StaleStateError, is_outage
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceUnavailableError
+from tests.cli.targets import holding
+
+PAGE = "<html><title>Bad Gateway</title></html>"
+
+STRANGERS: list[tuple[int, dict[str, Any], str]] = [
+    (502, {"html": PAGE}, r"^no answer from http://gpus: a proxy before it gave 502 to GET /api/status$"),
+    (503, {"html": PAGE}, r"^no answer from http://gpus: a proxy before it gave 503 to GET /api/status$"),
+    (504, {"json": {"message": "x"}}, r"^no answer from http://gpus: a proxy before it gave 504 to GET"),
+    (404, {"html": PAGE}, r"^http://gpus is not a GPU manager: GET /api/status gave 404$"),
+    (404, {"json": {"message": "no route"}}, r"^http://gpus is not a GPU manager: GET /api/status gave 404$"),
+    (
+        302,
+        {"headers": {"Location": "https://sso.example/in?state=s3cret"}},
+        r"^http://gpus is not a GPU manager: GET /api/status gave 302 and leads to https://sso\.example/in$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "content", "line"), STRANGERS)
+def test_an_answer_of_a_proxy_is_an_outage_of_the_service_behind_it(
+    status: int, content: dict[str, Any], line: str
+) -> None:
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, **content))
+    with (
+        ServiceClient("http://gpus", transport=answer) as client,
+        pytest.raises(ServiceUnavailableError, match=line) as caught,
+    ):
+        client.servers()
+    assert is_outage(caught.value)
+    ran = CliRunner().invoke(main, ["status"], obj=holding(ServiceClient("http://gpus", transport=answer)))
+    assert ran.exit_code == 3, "as of a service that is out of reach, whatever the proxy's status"
+    assert ran.output == f"Error: {caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (httpx.ReadTimeout("timed out"), "timed out; whether POST /api/release was carried out is unknown"),
+        (httpx.RemoteProtocolError("cut"), "cut; whether POST /api/release was carried out is unknown"),
+        (httpx.ConnectTimeout("timed out"), "timed out"),
+        (
+            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate"),
+            "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate; set SSL_CERT_FILE to the certificate "
+            "of its authority",
+        ),
+        (
+            httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING]"),
+            "[SSL: UNEXPECTED_EOF_WHILE_READING]; does it speak TLS? If not, its address begins with http://",
+        ),
+        (httpx.ConnectError("CERTIFICATE_VERIFY_FAILED: Hostname mismatch, certificate of x (_ssl.c:1)"), ""),
+    ],
+)
+def test_a_call_without_an_answer_says_whether_it_may_have_been_carried_out(
+    error: httpx.HTTPError, line: str
+) -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    with (
+        ServiceClient("https://gpus", transport=httpx.MockTransport(fail)) as client,
+        pytest.raises(ServiceUnavailableError) as caught,
+    ):
+        client.release("t")
+    assert str(caught.value) == f"no answer from https://gpus: {line or error}"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ALL_PROXY": "socks5://127.0.0.1:1"},
+        {"HTTP_PROXY": "foo://127.0.0.1:1"},
+        {"HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "[::1]:*"},
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_one_line_that_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequestError, match=r"no way to http://gpus by the environment \(HTTP_PROXY"):
+        ServiceClient("http://gpus")
+
+
+def test_a_proxy_of_the_environment_is_named_when_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://ada:s3cret@127.0.0.1:9")
+    with (
+        ServiceClient("http://gpus") as client,
+        pytest.raises(
+            ServiceUnavailableError, match=r"http://gpus by the proxy http://ada@127\.0\.0\.1:9 \("
+        ),
+    ):
+        client.servers()
+
+
+def test_what_passes_by_itself_is_an_outage_whoever_tells_it() -> None:
+    assert is_outage(StaleStateError(1, 2))
+    assert is_outage(ServiceUnavailableError(429, "too many calls"))
+    assert not is_outage(CorruptStateError("cannot be read"))
