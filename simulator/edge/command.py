@@ -75,6 +75,8 @@ def command(
     began = time.perf_counter()
     if plan_folder is not None:
         plan, made_by = read_plan(plan_folder, dataset), str(plan_folder)
+        used = {add.device.kind for step in plan.values() for add in step.adds}
+        tiers = next(name for name, kinds in TIERS.items() if used <= set(kinds))
     else:
         with progress_bar(f"{policy} on {dataset.name}") as progress:
             plan = POLICIES[policy](dataset, TIERS[tiers], seed=seed, progress=progress).plan

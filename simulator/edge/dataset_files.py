@@ -23,7 +23,7 @@ from simulator.edge.dataset import (
 )
 from simulator.errors import InputError
 from simulator.io.files import write_csv
-from simulator.io.rows import Row, read_csv
+from simulator.io.rows import MAX_SHOWN, Row, read_csv
 
 COLUMNS = {
     "cloud_table": ("CloudId", "Rate"),
@@ -39,6 +39,8 @@ COLUMNS = {
 NUMBERS_OF_TASK = ("TaskId", "JobId", "CategoryId", "ComputeDuration")
 MAX_TIME_S = 1_000_000
 """Upper bound (s) of the times in tables and plans: every second up to it is simulated."""
+MAX_RUN_S = 10 * MAX_TIME_S
+"""Upper bound (s) of a task on the slowest device, for the same reason."""
 MAX_NUMBER = 2**31 - 1
 """Upper bound of numbers, which are stored in arrays of 32 bits."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
@@ -88,9 +90,9 @@ def read_dataset(folder: Path) -> Dataset:
     if not folder.is_dir():
         raise InputError("no such folder of tables", path=folder)
     tables = _Tables(folder)
-    categories = {key: Category(*row) for key, (_, row) in tables.keyed("category_table").items()}
+    categories = _read_categories(tables)
     devices = _read_devices(tables)
-    jobs, tasks = _read_jobs(tables, categories)
+    jobs, tasks = _read_jobs(tables, categories, max(device.compute_factor for device in devices))
     capacity = np.zeros((2, len(devices), METRIC_PERIOD_S), dtype=np.int32)
     ues = [device for device in devices if device.kind == "UE"]
     links = np.full((2, len(ues), METRIC_PERIOD_S), NO_METRIC, dtype=np.int32)
@@ -100,8 +102,17 @@ def read_dataset(folder: Path) -> Dataset:
     _read_bs_metric(tables, devices, capacity)
     _read_ue_metric(tables, devices, capacity, links)
     return Dataset(
-        folder.name, categories, jobs, tasks, devices, capacity[0], capacity[1], links[0], links[1]
+        folder.resolve().name, categories, jobs, tasks, devices, capacity[0], capacity[1], links[0], links[1]
     )
+
+
+def _read_categories(tables: _Tables) -> dict[int, Category]:
+    categories = {}
+    for key, (row, values) in tables.keyed("category_table").items():
+        categories[key] = category = Category(*values)
+        if category.prepare_s > MAX_TIME_S:
+            raise row.fail(f"PrepareDuration is {category.prepare_s}, above {MAX_TIME_S}")
+    return categories
 
 
 def _read_devices(tables: _Tables) -> tuple[Device, ...]:
@@ -171,7 +182,7 @@ def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any,
 
 
 def _read_jobs(
-    tables: _Tables, categories: dict[int, Category]
+    tables: _Tables, categories: dict[int, Category], slowest: int
 ) -> tuple[dict[int, JobGraph], dict[int, Task]]:
     arrivals = {}
     for job_id, (row, (_, arrival_s)) in tables.keyed("job_table").items():
@@ -194,6 +205,11 @@ def _read_jobs(
             raise row.fail(f"CategoryId {category_id} is not in category_table.csv")
         if not 0 < compute_s <= MAX_TIME_S:
             raise row.fail(f"ComputeDuration is {compute_s}, not within 1 to {MAX_TIME_S}")
+        if compute_s * slowest > MAX_RUN_S:
+            reason = (
+                f"ComputeDuration {compute_s} x the largest ComputeFactor, {slowest}, is above {MAX_RUN_S}"
+            )
+            raise row.fail(reason)
         tasks[task_id] = Task(task_id, job_id, category_id, edges[0], edges[1], compute_s)
         rows[task_id] = row
         members[job_id].append(task_id)
@@ -209,10 +225,11 @@ def _edges(row: Row, column: str) -> tuple[tuple[int, int], ...]:
     try:
         pairs = json.loads(text)
         edges = tuple((task_id, size) for task_id, size in pairs)
-        if not all(type(value) is int and value >= 0 for edge in edges for value in edge):
+        if not all(type(value) is int and 0 <= value <= MAX_NUMBER for edge in edges for value in edge):
             raise ValueError
-    except (ValueError, TypeError):
-        raise row.fail(f"{column} is {text!r}, not a list of [task id, size]") from None
+    except (ValueError, TypeError, RecursionError):
+        reason = f"not a list of [task id, size] with sizes up to {MAX_NUMBER}"
+        raise row.fail(f"{column} is {text[:MAX_SHOWN]!r}, {reason}") from None
     return edges
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from resource_manager.manager.plurals import counted
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.environment import Environment, Executor, check_feasible
 from simulator.edge.water_gate import topological_order
@@ -27,6 +28,9 @@ PRICES = (0.3, 1.0, 0.0)
 TASKS_PLACED = 40_000
 MAX_TRIALS = 30
 """Limits of the search, in placed tasks and in trials: equal on every machine."""
+
+MAX_CELLS = 10**8
+"""Upper bound of devices times seconds in a timetable, which takes a few times eight bytes for each."""
 
 
 def plan_timetable(
@@ -197,6 +201,11 @@ def empty_timetable(dataset: Dataset, devices: list[Device], problem: Problem, h
     """
     from simulator.edge.timetable_search import NONE, Timetable
 
+    if horizon * len(devices) > MAX_CELLS:
+        raise SimulationError(
+            f"dataset {dataset.name}: a timetable of {horizon:,} s for {counted(len(devices), 'device')} is "
+            "too large; plan with --policy water_gate"
+        )
     rows = [device.index for device in devices]
     arrays: dict[str, Any] = {}
     for name, capacity in (("free_cpus", dataset.cpus[rows]), ("free_memory", dataset.memory_mib[rows])):

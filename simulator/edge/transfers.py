@@ -39,13 +39,17 @@ def upload_s(dataset: Dataset, ue: Device, start_s: int, size: int) -> tuple[int
 
 
 def _wireless_s(rates: list[list[int]], start_s: int, size: int) -> int | None:
-    second = start_s
-    while size > 0:
+    second, left = start_s, size
+    while left > 0:
         rate = min(row[second % METRIC_PERIOD_S] for row in rates)
         if rate == NO_METRIC:
             return None
-        size -= rate
+        left -= rate
         second += 1
-        if second - start_s > 2 * METRIC_PERIOD_S:  # never offline, and the rate is always 0
-            return None
+        if left > 0 and second - start_s == METRIC_PERIOD_S:  # never offline: each period moves as much
+            moved = size - left
+            if not moved:
+                return None
+            periods = (left - 1) // moved
+            second, left = second + periods * METRIC_PERIOD_S, left - periods * moved
     return second - start_s

@@ -60,6 +60,23 @@ def test_the_table_has_the_published_scores_of_a_public_dataset(shared_data: Pat
     assert "957 commands had no effect (match: no such executor)." in result.stdout
 
 
+def test_a_scored_plan_is_told_with_the_devices_that_it_uses(tables: Path, tmp_path: Path) -> None:
+    public = tables.rename(tmp_path / "test0")
+    call("--data", public, "--tiers", "host", "--output-dir", tmp_path / "out")
+    scored = call("--data", public, "--score-only", tmp_path / "out").stdout.replace("\n", " ")
+    assert " with host: 100 % of the jobs are done" in scored
+    assert "above the published plan" in scored
+
+
+def test_a_plan_too_long_for_a_timetable_is_refused(tables: Path, tmp_path: Path) -> None:
+    path = tables / "task_table.csv"
+    path.write_text(path.read_text() + "".join(f"{i},1,0,[],[],1000000\n" for i in range(5, 200)))
+    result = call("--data", tables, "--output-dir", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "s for 6 devices is too large; plan with --policy water_gate" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_public_datasets_have_a_published_score() -> None:
     assert [published_score("test9", tiers) for tiers in TIERS] == [21016.49, 24715.19, 25646.48]
     assert not any(published_score(name, "host") for name in ("test10", "test", "7", "generated-1"))

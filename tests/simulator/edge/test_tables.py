@@ -61,6 +61,9 @@ def test_a_plan_written_reads_back(tables: Path, tmp_path: Path) -> None:
         ("ue_metric", "0,50,10,1,4,4\n", "", None, "UEId 0 is online at 50 but has no row for it"),
         ("ue_metric", "0,50,10,1,4,4\n", "3,50,10,1,4,4\n", 32, "UEId 3 is not in ue_table.csv"),
         ("category_table", "0,2,2,3", "0,0,2,3", 2, "RequestCPU must be above 0"),
+        ("category_table", "0,2,2,3", "0,2,2,1000001", 2, "PrepareDuration is 1000001, above 1000000"),
+        ("task_table", "[[0, 30]]", f"[[0, {2**31}]]", 3, "[task id, size] with sizes up to 2147483647"),
+        ("task_table", "[[0, 30]]", "[" * 9999, 3, "not a list of [task id, size]"),
     ],
 )
 def test_an_invalid_table_is_refused_with_file_line_and_reason(
@@ -100,3 +103,15 @@ def test_a_plan_for_another_dataset_is_refused(tables: Path, file: str, row: str
         read_plan(plan, dataset)
     assert (caught.value.path, caught.value.line) == (plan / f"{file}.csv", 2)
     assert reason in caught.value.reason
+
+
+def test_a_task_that_would_run_for_ages_on_the_slowest_device_is_refused(tables: Path) -> None:
+    slow = tables / "ue_table.csv"
+    slow.write_text(slow.read_text().replace("0,5,20", "0,2000000,20"))
+    with pytest.raises(InputError, match=r"task_table.csv:4: ComputeDuration 6 x the largest .* 2000000, is"):
+        read_dataset(tables)
+
+
+def test_a_folder_has_the_same_name_from_within(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tables)
+    assert read_dataset(Path(".")).name == read_dataset(tables).name == "tiny"

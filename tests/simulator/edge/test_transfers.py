@@ -33,3 +33,25 @@ def test_a_second_without_a_metric_ends_a_transfer(start_s: int, seconds: int | 
     assert transfer_s(dataset, host, device, start_s, 30) == seconds
     assert upload_s(dataset, device, start_s, 30) == (None if seconds is None else (seconds, station))
     assert upload_s(dataset, device, 5, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "start_s", "size", "seconds"),
+    [
+        ({}, 7, 1, None),
+        ({2: 1}, 0, 1, 3),  # one unit a period, in its third second
+        ({2: 1}, 0, 2, 1203),
+        ({2: 1}, 0, 4, 3603),
+        ({2: 1}, 3, 10**6, 1200 * 10**6),
+        (dict.fromkeys(range(1200), 3), 5, 3600, 1200),
+        (dict.fromkeys(range(1200), 3), 5, 3601, 1201),
+        (dict.fromkeys(range(1200), 3), 5, 9001, 3001),
+    ],
+)
+def test_a_transfer_takes_as_many_periods_as_it_needs(
+    rates: dict[int, int], start_s: int, size: int, seconds: int | None
+) -> None:
+    dataset = world(job(0, 1), stations=1, ues=1)
+    dataset.ue_rate[0] = [rates.get(second, 0) for second in range(1200)]
+    host, _, device = dataset.devices
+    assert transfer_s(dataset, host, device, start_s, size) == seconds
