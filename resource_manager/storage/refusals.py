@@ -36,12 +36,12 @@ def off_the_clock(version: int, stored: int) -> StaleStateError:
 
 def recovery_text(began_ago_s: float, resumes_in_s: float, clock_jump_s: float) -> str:
     """Say why grants pause: a restart of the store, or a jump of its clock by `clock_jump_s`."""
-    what = "restarted or restored"
+    what = "the store restarted or was restored"
     if clock_jump_s:
         way = "forward" if clock_jump_s > 0 else "back"
         what = f"the store's clock jumped {way} by {abs(clock_jump_s):.0f} s, seen"
     return (
-        f"recovering: {what} {began_ago_s:.0f} s ago; grants resume in {resumes_in_s:.0f} s "
+        f"{what} {began_ago_s:.0f} s ago; grants resume in {resumes_in_s:.0f} s "
         "(until then the owners of leases renew them)"
     )
 

@@ -268,8 +268,8 @@ def test_a_utility_that_does_not_exceed_the_price() -> None:
 def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
     window = RecoveryWindow(12.0, 48.0)
     said = (
-        "recovering: restarted or restored 12 s ago; grants resume in 48 s (until then the owners of leases "
-        "renew them)"
+        "the store restarted or was restored 12 s ago; grants resume in 48 s (until then the owners of "
+        "leases renew them)"
     )
     cluster = cluster_of(server("s1", 1))
     assert reason(cluster, Request("t", 2), window=window) == ("recovering", said)

@@ -633,7 +633,7 @@ class TestRefusals:
         assert isinstance(refused, Refusal)
         assert refused.kind is RefusalKind.RECOVERING
         assert re.match(
-            r"recovering: restarted or restored 1\d s ago; grants resume in 4\d s",
+            r"the store restarted or was restored 1\d s ago; grants resume in 4\d s",
             refused.detail,
         )
         assert manager.allocate_resources("t", 2, 1) is None

@@ -130,7 +130,7 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
     assert after.version > version + 1000, "no earlier replica passes as current"
     assert after.last_fencing_token > fencing + 1000, "no fencing token of a lost lease is issued again"
     assert after.sequence > 1000, "nor its short id"
-    said = r"^recovering: restarted or restored \d s ago; grants resume in [0123] s \(until then the owners"
+    said = r"^the store restarted or was restored \d s ago; grants resume in [0123] s \(until then the owners"
     with pytest.raises(StateUnconfirmedError, match=said) as caught:
         add(store, after, "b")
     assert 0 < caught.value.remaining_s <= 3.0
@@ -160,7 +160,7 @@ def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: Red
         ) as other:  # has not granted
             (entry,) = other.queue()
             assert re.match(
-                r"recovering: restarted or restored \d s ago; grants resume in \d s",
+                r"the store restarted or was restored \d s ago; grants resume in \d s",
                 entry["reason"],
             )
         assert manager.release_resources("a")
