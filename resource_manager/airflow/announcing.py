@@ -104,7 +104,9 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
     templated = set(task.template_fields)
     values = task.partial_kwargs if task.is_mapped else vars(task)
     if "gpu_demand" in templated:
-        given = values.get("gpu_demand") or {}
+        given = values.get("gpu_demand")
+        if not isinstance(given, Mapping):  # none, or one that Airflow 3.0 stored as text
+            return None
     elif templated >= {"gpus", ATTRIBUTES["resources"]}:
         given = {name: values.get(attribute) for name, attribute in ATTRIBUTES.items()}
     else:

@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 import warnings
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -98,6 +98,15 @@ def test_dags_of_one_file_take_the_number_of_gpus_each_from_its_own_task():
             train: Any = with_gpus(BashOperator, gpus=decide())(task_id="train", bash_command="true")
         assert train.gpu_demand["gpus"].operator.dag_id == dag_id
         assert train.upstream_task_ids == {"decide"}
+
+
+def test_times_in_the_demand_of_a_task_are_values_of_json():
+    """Airflow 3.0 stores a dictionary with any other value as one text, which nobody could announce by."""
+    at = datetime(2030, 1, 31, 18, tzinfo=UTC)
+    operator: Any = with_gpus(BashOperator, gpus=2, expected_runtime=timedelta(hours=3))
+    demand = operator(task_id="t", bash_command="true", gpu_demand={"deadline": at}).gpu_demand
+    assert json.loads(json.dumps(demand)) == demand
+    assert (demand["expected_runtime"], demand["deadline"]) == (10_800.0, "2030-01-31T18:00:00+00:00")
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)

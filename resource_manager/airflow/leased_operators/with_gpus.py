@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import new_class
 from typing import Any, ClassVar, TypeVar
@@ -214,6 +214,13 @@ def _check_names(operator: type, names: Iterable[str]) -> None:
         raise TypeError(f"with_gpus: {operator.__name__} has its own {', '.join(sorted(clash))}")
 
 
+def _as_json(value: Any) -> Any:
+    """Return a time as a value of JSON: Airflow 3.0 makes one text of a dictionary with any other."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
 def _subclass(
     operator: type[Op], demand: dict[str, Any], max_wait: timedelta | None, gpu_conn_id: str
 ) -> type[Op]:
@@ -229,8 +236,9 @@ def _subclass(
             raise
         _check_names(operator, vars(self))
         self.start_from_trigger = False  # the lease comes first
-        self.gpu_demand = {**demand, **(gpu_demand or {})}
-        check_at_parse(self.task_id, self.gpu_demand)
+        given = {**demand, **(gpu_demand or {})}
+        check_at_parse(self.task_id, given)
+        self.gpu_demand = {name: _as_json(value) for name, value in given.items()}
 
     members = {
         "__init__": __init__,
