@@ -69,7 +69,7 @@ _ADVICE = (
     ("The cluster is down", _CLUSTER_DOWN),
     ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
     ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
-    ("unknown command 'EVALSHA'", "it keeps no data: the address of a sentinel begins with redis+sentinel://"),
+    ("unknown command 'EVALSHA'", "it is a sentinel: its address begins with redis+sentinel://"),
 )
 """Explanation of a server error by words in its text, from which the driver has often taken the code."""
 

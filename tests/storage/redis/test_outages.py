@@ -76,7 +76,7 @@ def test_a_fault_is_named_with_what_to_do(
         (redis.exceptions.MovedError("6249 10.0.0.1:6379"), "connect to 10.0.0.1:6379"),
         (redis.exceptions.ClusterDownError("Hash slot not served"), "its Redis Cluster is down"),
         (redis.ResponseError("unknown command 'SENTINEL'"), "it is no sentinel: name the sentinels"),
-        (redis.ResponseError("unknown command 'EVALSHA', with"), "the address of a sentinel begins with"),
+        (redis.ResponseError("unknown command 'EVALSHA', with"), "it is a sentinel: its address begins with"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "it is still loading its data"),
         (
             redis.AuthenticationError("invalid username-password pair or user is disabled."),
