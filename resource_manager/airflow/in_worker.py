@@ -30,13 +30,18 @@ from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.patience import patiently
 from resource_manager.manager.plurals import numbered_gpus
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, ReleaseResult
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 
 TRY_LABEL = "try_number"
 """Label of a lease with the number of the try that requested it."""
+
+
+RELEASE_S = 120.0
+"""Time for which a worker goes on to release a lease while the manager does not answer."""
 
 
 class RunsInWorker(HoldsLease):
@@ -185,14 +190,15 @@ class RunsInWorker(HoldsLease):
     ) -> None:
         """Release the lease after the work; the reason is for the history."""
         try:
-            manager.release(
-                allocation["task_id"],
-                fencing_token=allocation["fencing_token"],
-                outcome=outcome,
-                reason=reason,
-            )
+            released(manager, allocation, outcome=outcome, reason=reason)
         except ResourceManagerError as error:  # a failed release must not hide the work's own result
-            self.log.warning("the lease was not released and will expire: %s", error)
+            self.log.warning("the lease was not released, as far as is known, and will expire: %s", error)
+
+
+def released(manager: LeaseService, allocation: Allocation, **how: Any) -> ReleaseResult:
+    """Release the lease of work that is over, again while the manager does not answer."""
+    lease_id, token = allocation["task_id"], allocation["fencing_token"]
+    return patiently(lambda: manager.release(lease_id, fencing_token=token, **how), RELEASE_S)
 
 
 def _elsewhere(allocation: Allocation) -> str:
@@ -285,15 +291,15 @@ def kept_alive(
 
     def keep() -> None:
         nonlocal renewed_at, problem
-        taken_until = math.inf
-        while not over.wait(min(ttl_s / 4, max(taken_until - clock(), 0.0))):
+        taken_until, pause_s = math.inf, ttl_s / 4
+        while not over.wait(min(pause_s, max(taken_until - clock(), 0.0))):
             asked_at = clock()
             if asked_at >= taken_until:
                 end("the lease was taken, and the time to save is over")
                 return
             try:
                 lease = manager.renew(lease_id, fencing_token=token)
-                renewed_at = asked_at
+                renewed_at, pause_s = asked_at, ttl_s / 4
                 if lease["gpu_failed"] and not over.is_set():
                     end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
@@ -304,7 +310,7 @@ def kept_alive(
                     end("the lease was ended by another client")
                     return
             except Exception as error:  # any failure to renew lets the lease expire
-                problem = str(error)
+                problem, pause_s = str(error), ttl_s / 16
 
     # A separate thread, since a renewal may wait for its answer until after the lease has expired.
     def end_in_time() -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resource_manager.cli.base import harmless
-from resource_manager.cli.session import patiently
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager.agent_jobs import AgentSilentError
+from resource_manager.manager.patience import patiently
 
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -15,14 +14,13 @@ import click
 
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, is_outage
+from resource_manager.errors import LeaseNotFoundError, is_outage
+from resource_manager.manager.patience import patiently
 
 if TYPE_CHECKING:
     from resource_manager.cli.target import Target
 
 T = TypeVar("T")
-
-ASK_AGAIN_S = 1.0
 
 GIVE_BACK_S = 30.0
 """Longest wait for a silent store at the end of a command, if no signal came."""
@@ -99,23 +97,6 @@ class Session:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ).pid
-
-
-def patiently(
-    call: Callable[[], T],
-    limit_s: float,
-    pause: Callable[[float], object] = time.sleep,
-    may_pass: Callable[[ResourceManagerError], bool] = is_outage,
-) -> T:
-    """Return what a call gives that may be made again, at last, once its errors have passed within a time."""
-    ends_at = time.monotonic() + limit_s
-    while True:
-        try:
-            return call()
-        except ResourceManagerError as error:
-            if not may_pass(error) or time.monotonic() > ends_at:
-                raise
-        pause(ASK_AGAIN_S)
 
 
 def say(line: str) -> None:

@@ -245,7 +245,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
             "checkpoint_at": checkpoint_at,
             "for_s": for_s,
         }
-        return self._http.post(Allocation, "/api/renew", body | EXACT)
+        return self._http.post(Allocation, "/api/renew", body | EXACT, **self._http.renewing)
 
     def renew_all(self, renewals: Sequence[Renewal]) -> list[bool]:
         """Return of each lease whether it is still held by this client's user."""
@@ -253,7 +253,8 @@ class ServiceClient(ClusterCalls, OriginalNames):
         for start in range(0, len(renewals), PAGE):
             part = renewals[start : start + PAGE]
             body = {"renewals": [{key: each[key] for key in each if key != "by"} for each in part]}  # type: ignore[literal-required]
-            renewed += self._http.post(RenewBatchAnswer, "/api/renew/batch", body)["renewed"]
+            answer = self._http.post(RenewBatchAnswer, "/api/renew/batch", body, **self._http.renewing)
+            renewed += answer["renewed"]
         return renewed
 
     def preempt(

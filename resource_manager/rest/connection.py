@@ -28,6 +28,9 @@ RETRY_S, MAX_RETRY_S = 0.1, 1.0
 CONNECT_S = 10.0
 """Longest time until a connection is there: where nothing answers, nothing refuses it either."""
 
+RENEW_S = 15.0
+"""Timeout of a renewal: whoever renews has to ask again in the life of the lease where one call hangs."""
+
 BUSY_S = 30.0
 """Time for which a call that is one too many is sent again."""
 
@@ -69,6 +72,7 @@ class ServiceConnection:
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._clock = clock
+        self.renewing = {"timeout": min(timeout_s, RENEW_S)}
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
             # The error of httpx would contain the token.
             raise InvalidRequestError(
@@ -110,9 +114,9 @@ class ServiceConnection:
     def get(self, kind: type[T], path: str, query: dict[str, Any] | None = None) -> T:
         return self.call(kind, "GET", path, params=query)
 
-    def post(self, kind: type[T], path: str, body: dict[str, Any]) -> T:
+    def post(self, kind: type[T], path: str, body: dict[str, Any], **how: Any) -> T:
         given = {key: value for key, value in body.items() if value is not None}
-        return self.call(kind, "POST", path, json=given)
+        return self.call(kind, "POST", path, json=given, **how)
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return the response; try again where the connection is refused, as while a service starts.

@@ -137,6 +137,29 @@ def test_a_process_ends_if_renewals_fail(ends):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
+def test_a_renewal_that_failed_is_made_again_sooner(ends, monkeypatch):
+    waits: list[float] = []
+    answers = iter([{}, OSError("hangs"), LeaseNotFoundError("t")])
+
+    class Over(threading.Event):
+        def wait(self, timeout=None):
+            if threading.current_thread().name != "gpu-lease":
+                return super().wait(timeout)
+            waits.append(timeout)
+            return False
+
+    def renew(*_, **__):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
+    with in_worker.kept_alive(SimpleNamespace(renew=renew), "t", 1, 60.0, end=ends.put):
+        assert ends.get(timeout=30) == "the lease was ended by another client"
+    assert waits == [15.0, 3.75], "so that one call that hangs for 15 s leaves time for another"
+
+
 def test_a_process_ends_if_one_of_its_gpus_failed(ends):
     service: Any = SimpleNamespace(renew=lambda *_, **__: {"gpu_failed": "xid 79"})
     with in_worker.kept_alive(service, "t", 1, 0.2, end=ends.put):

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
 from resource_manager.jobs.launchers import LauncherUnreachableError
+from resource_manager.manager import patience
 from resource_manager.rest.client_errors import ServiceUnavailableError
 from tests.airflow.tasks import again, asked, context_of, deferral, fire, until
 from tests.builders import redefine
@@ -272,6 +273,26 @@ def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
     assert len(manager.leases()) == 1
     resumed(release, left, context)
     assert manager.leases() == []
+
+
+@pytest.mark.parametrize("is_carried_out", [False, True])
+def test_a_worker_releases_the_gpus_of_its_work_though_the_first_answer_is_lost(
+    manager, connect, monkeypatch, is_carried_out, capsys
+):
+    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    answers = iter([ServiceUnavailableError(503, "cut")])
+
+    def release(*names, **how):
+        lost = next(answers, None)
+        result = manager.release(*names, **how) if is_carried_out or lost is None else None
+        if lost is not None:
+            raise lost
+        return result
+
+    connect(Mock(wraps=manager, release=release))
+    assert OPERATORS["@task.gpu"]().execute(context_of()) == 42
+    assert manager.leases() == []
+    assert "not released" not in capsys.readouterr().out
 
 
 def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):

@@ -7,11 +7,13 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
+from flask.testing import FlaskClient
 
 from resource_manager.cli import main
 from resource_manager.errors import CorruptStateError, InvalidRequestError, StaleStateError, is_outage
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceUnavailableError
+from tests.builders import granted_lease
 from tests.cli.targets import holding
 
 PAGE = "<html><title>Bad Gateway</title></html>"
@@ -76,6 +78,21 @@ def test_a_call_without_an_answer_says_whether_it_may_have_been_carried_out(
     ):
         client.release("t")
     assert str(caught.value) == f"no answer from https://gpus: {line or error}"
+
+
+def test_a_renewal_that_hangs_is_given_up_in_time_for_another(open_client: FlaskClient) -> None:
+    limits: list[float] = []
+    service = httpx.WSGITransport(open_client.application)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return service.handle_request(request)
+
+    with ServiceClient("http://localhost", transport=httpx.MockTransport(answer)) as client:
+        token = granted_lease(client.submit("t", 2))["fencing_token"]
+        client.renew("t", fencing_token=token)
+        client.renew_all([{"task_id": "t", "fencing_token": token}])
+    assert limits == [70.0, 15.0, 15.0]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resource_manager.airflow.in_worker import devices_of
+from resource_manager.airflow.in_worker import devices_of, released
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
@@ -127,20 +127,14 @@ class KindElsewhere(Kind):
             if gang is not None and gang.is_gone():
                 if self.removes(operator, gang.jobs[0]):
                     gang.stop(0.0)
-                done = manager.release(
-                    allocation["task_id"],
-                    fencing_token=allocation["fencing_token"],
-                    outcome=outcome,
-                    job_end=JobEnd.ENDED,
-                    reason=reason,
-                )
+                done = released(manager, allocation, outcome=outcome, job_end=JobEnd.ENDED, reason=reason)
                 if done is ReleaseResult.NOT_HELD and outcome is not Outcome.SUCCESS:
                     who = ended_by_others(manager, allocation["task_id"]) or "another client ended its lease"
                     operator.log.error("its command was stopped: %s", who)
                 return True
             problem = f"what it started still runs on {allocation['server_name']}"
         except ResourceManagerError as error:
-            problem = f"it is unknown whether what it started has ended: {error}"
+            problem = f"it is unknown whether what it started and its lease have ended: {error}"
         operator.log.error(
             "%s; its GPUs stay allocated until that is gone: gpu-manager stop %s ends it", problem, name
         )
