@@ -26,7 +26,7 @@ NO_SERVERS = "no servers yet: gpu-manager apply FILE"
 
 def place_in(location: Iterable[int | str]) -> list[str]:
     """Return the parts of a place in a value from outside, each without what could break a line."""
-    named = [part for part in map(str, location) if part.isdigit() or not _BRANCH.search(part)]
+    named = [part for part in map(str, location) if part.isdigit() or (part and not _BRANCH.search(part))]
     return [part if part.isprintable() else ascii(part) for part in named]
 
 

@@ -143,6 +143,8 @@ def from_validation(error: ValidationError) -> ProblemError:
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
         field = shortened(".".join(place_in(entry["loc"])), 100)
         said = entry["msg"].removeprefix("Value error, ")
+        if entry["type"] == "model_type":  # pydantic names a class of ours
+            said = "must be a JSON object" if field else "the body must be a JSON object"
         message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), said), 200)
         complaints.append({"field": field, "message": message})
         if entry["type"] == "missing" or (entry["input"] is None and field):

@@ -111,6 +111,10 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             identity = admit(service, route.role)
             if identity is not None and route.changes:
                 auth.check_csrf(service.secret, identity, flask.request)
+            if route.changes and "If-Match" in flask.request.headers:
+                raise ProblemError(
+                    400, "If-Match is not read: give the revision or fencing_token in the body"
+                )
             is_named = _is_named(service, identity)
             turn = service.limits.running(flask.g.counted_as) if is_named else nullcontext()
             is_operator = identity is not None and identity.is_operator
@@ -230,6 +234,8 @@ def raw_body() -> bytes:
     raw = request.get_data(cache=True)
     if raw and request.mimetype != "application/json":
         raise ProblemError(415, "send Content-Type: application/json")
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        raise ProblemError(415, f"send the body as it is, without Content-Encoding: {encoding}")
     return raw
 
 

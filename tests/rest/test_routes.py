@@ -121,6 +121,24 @@ def test_a_change_sent_twice_with_one_key_is_made_once(open_client: FlaskClient)
         )
 
 
+def test_what_the_service_does_not_read_is_refused_and_not_ignored(open_client: FlaskClient) -> None:
+    for headers, status, said in (
+        ({"If-Match": '"3"'}, 400, "If-Match is not read: give the revision or fencing_token in the body"),
+        ({"Content-Encoding": "gzip"}, 415, "send the body as it is, without Content-Encoding: gzip"),
+    ):
+        answer = open_client.post("/api/allocate", json=BODY, headers=headers)
+        assert (answer.status_code, answer.get_json()["detail"]) == (status, said)
+    assert open_client.get("/api/leases").get_json()["items"] == []
+
+
+@pytest.mark.parametrize("body", ["null", "[]", '"x"'])
+def test_a_body_that_is_no_object_is_told_so_in_words_of_json(open_client: FlaskClient, body: str) -> None:
+    answer = open_client.post("/api/allocate", data=body, content_type="application/json")
+    assert answer.get_json()["detail"] == "the body must be a JSON object"
+    items = open_client.post("/api/allocate/batch", json={"requests": [7]})
+    assert items.get_json()["detail"] == "requests.0: must be a JSON object"
+
+
 def test_a_release_sent_twice_does_not_end_the_next_lease(open_client: FlaskClient) -> None:
     open_client.post("/api/allocate", json=BODY)
     release = {"json": {"task_id": "t"}, "headers": {"Idempotency-Key": "r"}}

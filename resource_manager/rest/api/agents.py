@@ -177,5 +177,6 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
 def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
     found = service.manager.result_of(query.task_id, query.fencing_token)
     if found is None or not may_read(caller, found):
-        raise ProblemError(404, f"no result of {query.task_id} with fencing token {query.fencing_token}")
+        which = "" if query.fencing_token is None else f" with fencing token {query.fencing_token}"
+        raise ProblemError(404, f"no result of {query.task_id}{which}")
     return found
