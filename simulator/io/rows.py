@@ -108,6 +108,14 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
             raise InputError(f"not a table of text: {error}", path=path, line=line) from error
 
 
+def _parsed(text: str) -> Any:
+    """Return the value in a JSON text; raise `ValueError`, also for a string that could not be written."""
+    value = json.loads(text)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def read_json_lines(path: Path) -> Iterator[Row]:
     """Yield the objects of a file with one JSON object a line; raise `InputError`."""
     try:
@@ -120,7 +128,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         if not part.strip():
             continue
         try:
-            value = json.loads(part)
+            value = _parsed(part)
         except (ValueError, RecursionError) as error:
             raise InputError(f"not JSON: {error}", path=path, line=line) from None
         if not isinstance(value, dict):
@@ -148,7 +156,8 @@ def _unpacked(path: Path) -> bytes:
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file, gzipped if its name ends in .gz; raise `InputError`."""
     try:
-        return json.loads(_unpacked(path) if path.suffix == ".gz" else path.read_bytes())
+        data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+        return _parsed(data.decode(json.detect_encoding(data)))
     except RecursionError:
         raise InputError("not JSON: nested too deeply", path=path) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

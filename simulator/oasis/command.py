@@ -201,7 +201,7 @@ def command(
     if sweep:
         summary["sweeps"] = {axis: {} for axis in sweep}
         for (axis, value), runs in zip(points, varied, strict=True):
-            summary["sweeps"][axis][f"{value:g}"] = summarise(runs)
+            summary["sweeps"][axis][f"{value:.15g}"] = summarise(runs)
     if fitted is not None:
         summary["calibration"] = asdict(fitted) | {"trained_on": training_runs}
     if save_instances is not None:

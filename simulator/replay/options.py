@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from resource_manager.core.cluster_settings import ClusterSettings
-from simulator.cli import BadInput, reject_given
+from simulator.cli import BadInput, FiniteRange, reject_given
 from simulator.replay.comparison import Source
 from simulator.replay.openb import first_seed
 from simulator.replay.replay import CHECKPOINT_S
@@ -31,7 +31,7 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
             click.option(
                 "--checkpoint-every",
                 "checkpoint_s",
-                type=click.FloatRange(min=0, min_open=True),
+                type=FiniteRange(min=0, min_open=True),
                 default=CHECKPOINT_S,
                 show_default=True,
                 help="--teams: seconds between a job's checkpoints; what came after is lost at a preemption.",
@@ -71,11 +71,11 @@ def _quotas(
     try:
         pairs = [part.split("=", 1) for part in (value or "").split(",") if part.strip()]
         shares = tuple((team.strip(), float(share)) for team, share in pairs)
-        if not all(0 <= share <= 1 for _, share in shares):
+        if not all(0 <= share <= 1 for _, share in shares) or len(dict(shares)) < len(shares):
             raise ValueError
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is not a list of shares from 0 to 1 such as a=0.5,b=0.25"
+            f"{value!r} is not a list of shares from 0 to 1, one a team, such as a=0.5,b=0.25"
         ) from None
     return shares
 
@@ -149,7 +149,10 @@ def source_of(
         raise BadInput(f"--trace {trace} needs --nodes and --jobs, the files of servers and jobs")
     for path in (nodes, Path(jobs)):
         if (path.suffix in (".json", ".jsonl")) != (trace == "json"):
-            raise BadInput(f"--trace {trace} cannot read the file {path}")
+            raise BadInput(
+                f"--trace {trace} cannot read the file {path}: "
+                "names in .json or .jsonl are for --trace json, others for --trace csv"
+            )
     return Source("jobs", (str(nodes), jobs), split_large_jobs)
 
 

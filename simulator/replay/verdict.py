@@ -86,10 +86,11 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     if "mean_wait_s" not in first:
         return [f"No job starts under {first['name']}: every request is larger than what is open."]
     if len(table) == 1:
+        used = first.get("allocated_percent")  # none without GPUs
+        in_use = "" if used is None else f"; {used:.0f} % of the GPUs are in use over time"
         return [
             f"Under {first['name']}, jobs wait {duration(first['mean_wait_s'])} on average and "
-            f"{duration(first['max_wait_s'])} at most; {first['allocated_percent']:.0f} % of the GPUs are in "
-            "use over time."
+            f"{duration(first['max_wait_s'])} at most{in_use}."
         ]
     if len(different) == 1:
         return [f"{_varied(results)} no difference on this {_workload(results)}: {_why_alike(results)}."]

@@ -205,12 +205,16 @@ def read_workload(nodes_path: Path, jobs_path: Path, *, split_large_jobs: bool =
     )
 
 
+def by_shape(requests: Iterable[Request]) -> dict[tuple[object, ...], Request]:
+    """Return one request of each shape."""
+    return {request.shape: request for request in requests}
+
+
 def shapes_that_never_fit(requests: Iterable[Request], nodes: Sequence[Node]) -> set[tuple[object, ...]]:
     """Return the shapes of the requests that no node could take even when empty."""
-    by_shape = {request.shape: request for request in requests}
     return {
         shape
-        for shape, request in by_shape.items()
+        for shape, request in by_shape(requests).items()
         if not any(could_ever_fit(node, request) for node in nodes)
     }
 
@@ -253,31 +257,26 @@ def _reject_misfits(
     """Raise `InputError` for the first job that names an unknown GPU type or never fits."""
     nodes = [state.node for state in cluster.nodes]
     requests = [job.request for job in jobs]
-    misfits = shapes_that_never_fit((request for request in requests if request.nodes == 1), nodes)
-    gangs = {request.shape: request for request in requests if request.nodes != 1}
-    refusals = {shape: never_fits(cluster, request) for shape, request in gangs.items()}
+    refusals = {shape: never_fits(cluster, request) for shape, request in by_shape(requests).items()}
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
     for row, request in zip(rows, requests, strict=True):
         for gpu_type in request.gpu_types:
             if gpu_type not in types:
                 known = ", ".join(sorted(filter(None, types))) or "none: the nodes have no gpu_type"
                 raise row.fail(f"no node has a GPU of type {gpu_type!r}; known are {known}")
-        if request.shape in misfits:
-            raise row.fail(
-                f"job {request.lease_id!r} is larger than any node{_advice(request, nodes, split_large_jobs)}"
-            )
-        if (refusal := refusals.get(request.shape)) is not None:
-            raise row.fail(f"job {request.lease_id!r} never fits: {detail_of(refusal)}")
+        if (refusal := refusals[request.shape]) is not None:
+            advice = _advice(request, nodes, split_large_jobs)
+            raise row.fail(f"job {request.lease_id!r} never fits: {detail_of(refusal)}{advice}")
 
 
 def _advice(request: Request, nodes: Sequence[Node], split_large_jobs: bool) -> str:
     """Say what to do about a job that has more GPUs than any node, if that is why it does not fit."""
-    if request.gpus <= max(count_gpus(node, request) for node in nodes):
+    if request.nodes > 1 or not 0 < max(count_gpus(node, request) for node in nodes) < request.gpus:
         return ""
     if split_large_jobs:
         return f", and no equal parts of its {request.gpus} GPUs fit on different nodes"
     return (
-        ": nodes is missing, the number of nodes for a job on several, each with so many gpus; "
+        "; nodes is missing, the number of nodes for a job on several, each with so many gpus; "
         "or split such jobs with --split-large-jobs"
     )
 
@@ -336,6 +335,8 @@ def _plain(amount: float) -> float:
 
 
 def _job(row: Row) -> Job:
+    if not row.text("job"):
+        raise row.fail("job is empty: each job needs a name")
     expected = row.text("expected_runtime_s")
     runtime_s = row.number("runtime_s")
     gpus = row.whole("gpus")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.parsers import expat
 
+from simulator.io.rows import read_json
 from simulator.serverless.errors import UnitError, WorkflowError
 from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
@@ -165,13 +165,14 @@ def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> t
     companion = path.with_suffix(f".{suffix}.json")
     if not companion.exists():
         return (default,) * count
+    document = read_json(companion)
     try:
-        rows = json.loads(companion.read_bytes())[key]
-        values = {int(row["id"]): int(row["value"]) for row in rows}
-    except (ValueError, KeyError, TypeError) as error:
+        rows = [(int(row["id"]), int(row["value"])) for row in document[key]]
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise WorkflowError(f"expected {{{key!r}: [{{'id': …, 'value': …}}, …]}}", path=companion) from error
-    if sorted(values) != list(range(count)):
+    if sorted(fn_id for fn_id, _ in rows) != list(range(count)):
         raise WorkflowError(f"expected the ids 0 to {count - 1} of {path.name}, each once", path=companion)
+    values = dict(rows)
     if max(values.values()) > MAX_AMOUNT:
         raise WorkflowError(f"a value is above {MAX_AMOUNT:,}", path=companion)
     return tuple(values[fn_id] for fn_id in range(count))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from simulator.cli import options_as, print_json
+from simulator.errors import InputError, SimulationError
 from simulator.present.tables import print_tables
 from simulator.rounds.linear_programs import SOLVERS
 from simulator.shares.division import Options, divide_fleet
@@ -38,7 +39,10 @@ def command(file: Path, options: Options, as_json: bool) -> None:
     """Divide the fleet of FILE among its jobs: GPUs of each type, on average over time."""
     began = time.perf_counter()
     instance = read_instance(file)
-    division = divide_fleet(instance, options)
+    try:
+        division = divide_fleet(instance, options)
+    except SimulationError as error:
+        raise InputError(str(error), path=file) from error
     wall_s = time.perf_counter() - began
     if as_json:
         head = {"policy": options.policy, "jobs": len(instance.jobs), "parts": options.parts}

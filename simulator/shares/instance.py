@@ -21,9 +21,9 @@ Pairs = Mapping[tuple[str, str], tuple[Rates, Rates]]
 
 
 class Document(BaseModel):
-    """Base of every part of the file: exact types and finite numbers."""
+    """Base of every part of the file: exact types, finite numbers, no unknown key."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class Team(Document):
@@ -51,8 +51,8 @@ class PairDocument(Document, extra="allow"):
     types: list[str] = Field(min_length=2, max_length=2)
 
 
-class Throughputs(Document):
-    """Throughputs of types of jobs by GPU type."""
+class Throughputs(Document, extra="ignore"):
+    """Throughputs of types of jobs by GPU type; a published table says more than that."""
 
     alone: dict[str, dict[str, Rate]] = {}
     pairs: list[PairDocument] = []

@@ -24,6 +24,7 @@ from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.vgpu.metrics import collect, summarise
 from simulator.vgpu.page import Collected, Swept, figures_table, sweep_tables, verdict
+from simulator.vgpu.pool import Ledger
 from simulator.vgpu.results import SandboxDecision, ScenarioRun
 from simulator.vgpu.scenario import (
     ADMISSIONS,
@@ -57,6 +58,7 @@ KEYS = {
 """Axis of a sweep -> what it changes in a scenario; `card_factor` changes the cards' coefficients."""
 WHOLE = {"tasks": click.IntRange(0, MAX_TASKS), "adjust_interval": click.IntRange(1, MAX_TICKS)}
 AXES: dict[str, Any] = {axis: WHOLE.get(axis, FiniteRange(min=0)) for axis in (*KEYS, "card_factor")}
+ABOVE_0 = FiniteRange(min=0, min_open=True)
 PRINTED = (
     "started",
     "slo_rate",
@@ -81,12 +83,12 @@ Point = tuple[str, float, str]
     show_default=True,
     help="Names or TOML files, separated by commas, or all.",
 )
-@click.option("--tasks", "--num-tasks", "--num_tasks", type=click.IntRange(min=0), help="Tasks per run.")
+@click.option("--tasks", "--num-tasks", "--num_tasks", type=WHOLE["tasks"], help="Tasks per run.")
 @click.option(
     "--arrival", "--arrival-mode", "--arrival_mode", type=click.Choice(ARRIVALS), help="Arrival mode."
 )
-@click.option("--duration", "duration_s", type=float, help="Simulated seconds.")
-@click.option("--delta-t", "--delta_t", "delta_t_s", type=float, help="Seconds per tick.")
+@click.option("--duration", "duration_s", type=ABOVE_0, help="Simulated seconds.")
+@click.option("--delta-t", "--delta_t", "delta_t_s", type=ABOVE_0, help="Seconds per tick.")
 @seeds_option
 @click.option("--admission", type=click.Choice(ADMISSIONS), help="Amounts allocated to a running task.")
 @click.option("--progress", type=click.Choice(PROGRESS), help="Measure of a task's progress.")
@@ -203,7 +205,7 @@ def as_values(by_name: Collected, swept: Swept, runs: Mapping[str, Sequence[Time
     }
     if swept:
         found["sweeps"] = {
-            axis: {f"{value:g}": {"scenarios": each} for value, each in by_value.items()}
+            axis: {f"{value:.15g}": {"scenarios": each} for value, each in by_value.items()}
             for axis, by_value in swept.items()
         }
     return found
@@ -230,6 +232,7 @@ def read_points(
                 scenario = without_profiles_except(scenario, chosen)
             if (axis, value, scenario.name) in points:
                 raise BadInput(f"--scenarios: {names} names a scenario twice; name each once")
+            Ledger(scenario)  # refuses a profile that fits no node
             points[axis, value, scenario.name] = scenario
     return points
 

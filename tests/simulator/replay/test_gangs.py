@@ -111,7 +111,8 @@ def test_json_states_nodes_too(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("job", "options", "message"),
     [
-        ("x,0,1,16,,", [], "jobs.csv:2: job 'x' is larger than any node: nodes is missing, the number of"),
+        ("x,0,1,16,,", [], "jobs.csv:2: job 'x' never fits: no server could ever satisfy 16 GPUs"),
+        ("x,0,1,16,,", [], "nodes is missing, the number of nodes for a job on several"),
         ("x,0,1,16,,", [], "split such jobs with --split-large-jobs"),
         ("x,0,1,8,3,", [], "jobs.csv:2: job 'x' never fits: a gang of 3 needs 3 servers with"),
         ("x,0,1,16,2,", [], "jobs.csv:2: job 'x' never fits: "),

@@ -238,8 +238,13 @@ def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
         ),
         ("y,10,50", "y,10,-50", "jobs.csv:3: runtime_s is -50, not a finite number of 0 or more"),
         ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
-        ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node: nodes is missing"),
-        ("2,,1,,red", "2,,9,,red", "jobs.csv:2: job 'x' is larger than any node\n"),
+        ("z,20,10,2", "z,20,10,3", "a, has 2; nodes is missing, the number of"),
+        (
+            "2,,1,,red",
+            "2,,9,,red",
+            "jobs.csv:2: job 'x' never fits: no server could ever satisfy 2 GPUs and 9 ",
+        ),
+        ("y,10,50", ",10,50", "jobs.csv:3: job is empty: each job needs a name"),
         ("A100,blue", "H100,blue", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
         ("1,500", "2,500", "jobs.csv:5: gpu_milli=500 goes with gpus=1, got gpus=2"),
         ("y,10", "x,10", "jobs.csv:3: job 'x' appears twice"),
@@ -275,6 +280,33 @@ def test_a_value_of_json_is_one_text_or_number(tmp_path: Path, kind: str) -> Non
                 read_workload(nodes, trace)
 
 
+@pytest.mark.parametrize(("kind", "place"), [("json", ""), ("jsonl", ":1")])
+def test_a_name_that_cannot_be_written_is_refused(tmp_path: Path, kind: str, place: str) -> None:
+    nodes, _ = files(tmp_path)
+    trace = tmp_path / f"j.{kind}"
+    text = r'{"job": "\ud800", "submit_s": 0, "runtime_s": 1, "gpus": 1}'
+    trace.write_text(text if kind == "jsonl" else f"[{text}]")
+    with pytest.raises(InputError, match=rf"j.{kind}{place}: not JSON: .* surrogates not allowed"):
+        read_workload(nodes, trace)
+    trace.write_text(trace.read_text().replace(r"\ud800", r"\ud83d\ude00"))
+    assert [job.request.lease_id for job in read_workload(nodes, trace).jobs] == ["😀"]
+
+
+def test_servers_without_gpus_have_a_page(tmp_path: Path) -> None:
+    files(tmp_path, "node,gpus,cpus\na,0,4\n", "job,submit_s,runtime_s,gpus,cpus\nx,0,10,0,4\ny,0,10,0,4\n")
+    result = replay(tmp_path, "--output-dir", str(tmp_path / "o"))
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "jobs wait 5 s on average and 10 s at most." in page
+
+
+def test_a_job_of_no_kind_that_is_there_is_not_told_to_split(tmp_path: Path) -> None:
+    nodes = "node,gpus,gpu_type,vendor\na,2,A100,nvidia\nb,2,MI300,amd\n"
+    files(tmp_path, nodes, "job,submit_s,runtime_s,gpus,gpu_types,vendor\nx,0,1,1,A100,amd\n")
+    assert replay(tmp_path).stderr.startswith(f"Error: {tmp_path}/jobs.csv:2: job 'x' never fits: no server")
+    assert "split" not in replay(tmp_path).stderr
+
+
 def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
     _, jobs = files(tmp_path)
     jobs.write_bytes(gzip.compress(jobs.read_bytes()))
@@ -291,6 +323,8 @@ def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
         (["--trace", "muri", "--nodes", "n.csv"], "--nodes cannot be used with --trace muri"),
         (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs cannot be used with --history"),
         (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "cannot read the file n.csv"),
+        (["--trace", "csv", "--quotas", "a=1,a=0"], "one a team, such as"),
+        (["--trace", "csv", "--teams", "t", "--checkpoint-every", "nan"], "'nan' is not a finite number"),
         (["--trace", "openb", "--order", "fifo"], "--order cannot be used with --trace openb"),
         (["--trace", "openb", "--quotas", "a=1"], "--quotas cannot be used with --trace openb"),
         (["--trace", "muri", "--policy", "fgd"], "--policy cannot be used with --trace muri"),

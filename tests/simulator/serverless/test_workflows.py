@@ -68,6 +68,25 @@ def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"memory_reqs": [{"id": 0, "value": 1e400}]}', r"expected {'memory_reqs': "),
+        (
+            '{"memory_reqs": [{"id": 0, "value": 1}, {"id": 0, "value": 2}]}',
+            "expected the ids 0 to 2 .* once",
+        ),
+        ("[" * 100_000, "not JSON: nested too deeply"),
+        ("{", "not JSON: "),
+    ],
+)
+def test_a_companion_that_cannot_be_read_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    path = dax(tmp_path)
+    (tmp_path / "flow.memory.json").write_text(text)
+    with pytest.raises(InputError, match=rf"flow.memory.json:?\d*: {reason}"):
+        read_workflow(path)
+
+
+@pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
         (

@@ -137,7 +137,10 @@ TEAM = {"a": {"weight": 1, "within": "fairness"}}
         ([job("x")], {"throughputs": {"pairs": [{"types": ["a", "b"], "old": 1}]}}, "a valid list"),
         ([job("x", throughput={"older": 1})], {}, "job 'x' can run on no GPU type of the fleet"),
         ([job("x", throughput={"old": 0})], {}, "job 'x' can run on no GPU type of the fleet"),
-        ([job("x", gpus=2)], {}, "job 'x' can run on no GPU type of the fleet"),
+        ([job("x", gpus=2)], {}, "instance.json: job 'x' can run on no GPU type of the fleet"),
+        ([job("x", gpu=2)], {}, "instance.json: jobs[0].gpu: unknown key"),
+        ([job("x")], {"job": []}, "instance.json: job: unknown key"),
+        ([job("x")], {"teams": {"a": {"weight": 1, "within": "fifo", "jobs": 1}}}, "teams.a.jobs: unknown"),
     ],
 )  # fmt: skip
 def test_a_malformed_file_is_one_line(tmp_path: Path, jobs: Any, given: dict[str, Any], message: str) -> None:

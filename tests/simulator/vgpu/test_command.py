@@ -116,6 +116,11 @@ def test_a_scenario_name_may_contain_any_characters(tmp_path: Path) -> None:
     assert "&lt;i&gt;" in page
 
 
+def test_points_of_a_sweep_that_nearly_agree_are_both_told() -> None:
+    result = call("--scenarios", "A3", *SHORT, "--sweep", "decay:0.01,0.01000001", "--json")
+    assert list(json.loads(result.stdout)["sweeps"]["decay"]) == ["0.01", "0.01000001"]
+
+
 def test_a_sweep_varies_load_and_sandbox_one_at_a_time_and_draws_each(tmp_path: Path) -> None:
     axes = {"tasks": "10,20", "duration": "20,40", "limit_threshold": "1,1.2", "card_factor": "0.9,1"}
     sweeps = [part for axis, values in axes.items() for part in ("--sweep", f"{axis}:{values}")]
@@ -237,9 +242,10 @@ def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
         (("--scenarios", "no/such.toml"), "no/such.toml: No such file"),
         (("--profiles", "llm-batch,nope"), "unknown profile 'nope'; known are llm-batch"),
         (("--duration", "0.015", "--scenarios", "A1"), "is not a multiple of delta_t_s = 0.01"),
-        (("--duration", "-5", "--scenarios", "A1"), "duration_s: input should be greater than 0, got -5"),
-        (("--duration", "inf", "--scenarios", "A1"), "duration_s: input should be a finite number"),
-        (("--duration", "nan", "--scenarios", "A1"), "duration_s: "),
+        (("--duration", "-5", "--scenarios", "A1"), "'--duration': -5.0 is not in the range x>0"),
+        (("--duration", "inf", "--scenarios", "A1"), "'--duration': 'inf' is not a finite number"),
+        (("--duration", "nan", "--scenarios", "A1"), "'--duration': 'nan' is not a finite number"),
+        (("--delta-t", "0", "--scenarios", "A1"), "'--delta_t': 0.0 is not in the range x>0"),
         (("--delta-t", "0.003", "--scenarios", "A1"), "is not a multiple"),
         (("--delta-t", "0.004", "--scenarios", "A1"), "a multiple or a whole fraction of the 0.01 s grid"),
         (("--seeds", "5-1"), "'5-1' ends before it begins"),
@@ -252,7 +258,7 @@ def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
         ),
         (("--hist-bucket", "nan", "--scenarios", "A1"), "'nan' is not a finite number"),
         (("--tasks", "-1"), "--tasks"),
-        (("--tasks", "10001", "--scenarios", "A1"), "tasks: input should be less than or equal to 10000"),
+        (("--tasks", "10001", "--scenarios", "A1"), "10001 is not in the range 0<=x<=10000"),
         (("--arrival", "never"), "--arrival"),
         (("--jobs", "0"), "--jobs"),
         (("--sweep", "speed:1,2"), "'speed:1,2' is not AXIS:VALUES with an axis of tasks, duration"),
@@ -260,6 +266,10 @@ def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
         (("--sweep", "tasks:1", "--sweep", "tasks:2"), "tasks is varied twice"),
         (("--sweep", "limit_threshold:0.9", "--scenarios", "A3"), "limit_threshold: input should be greater"),
         (("--sweep", "card_factor:0", "--scenarios", "A3"), "A3: card_factor must be above 0, got 0"),
+        (
+            ("--sweep", "oversubscription:9", "--scenarios", "A3"),
+            "'llm-batch' fits no node, not even an empty",
+        ),
         (("--trace", "trace.json", "--scenarios", "A1,A3"), "--trace is for one run"),
         (("--trace-ticks", "5", "--scenarios", "A1"), "--trace-ticks is for the trace"),
     ],
