@@ -57,6 +57,9 @@ MAX_RETRIES_AWAY = 2
 MAX_RETRIES_BUSY = 12
 """How often a transaction is tried again while the server is away, or after others disturbed it."""
 
+MAX_AWAY_S = 6.0
+"""Time after which a server is not asked again: one that does not answer is asked twice, for 5 s each."""
+
 T = TypeVar("T")
 
 
@@ -110,6 +113,7 @@ class Database:
         `StoreUnavailableError`, `StoreFullError` and `CorruptStateError`.
         """
         away = busy = 0
+        begin = time.monotonic()
         while True:
             try:
                 return self._lend(work)
@@ -126,8 +130,10 @@ class Database:
                     continue
                 if fault.kind == "busy" and busy < MAX_RETRIES_BUSY:
                     busy += 1
-                elif fault.kind == "away" and away < MAX_RETRIES_AWAY:
+                elif fault.kind in {"away", "read-only"} and away < MAX_RETRIES_AWAY:
                     away += 1
+                    if time.monotonic() - begin > MAX_AWAY_S:
+                        raise self._error(fault) from error
                 else:
                     raise self._error(fault) from error
             time.sleep(_spread.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
@@ -157,7 +163,7 @@ class Database:
         try:
             return work(connection)
         except self.dialect.driver.Error as error:
-            if self.dialect.explain(error).kind == "away":
+            if self.dialect.explain(error).kind in {"away", "read-only"}:
                 connection.invalidate()
                 self._away_at = time.monotonic()
             raise
@@ -228,7 +234,7 @@ class Database:
                 except DBAPIError as error:
                     cause = error.orig or error
                     fault = self.dialect.explain(cause)
-                    if left and fault.kind not in {"rights", "corrupt"}:
+                    if left and fault.kind not in {"rights", "corrupt", "locked"}:
                         continue  # another client creates them at the same time, and has created more by now
                     if fault.kind in {"rights", "missing"}:
                         fault = Fault(

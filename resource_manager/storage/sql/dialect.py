@@ -17,9 +17,14 @@ from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.sql.tables import TABLES
 from resource_manager.storage.sql.views import Json
 
-FaultKind = Literal["missing", "busy", "away", "full", "corrupt", "rights", "refused"]
-"""Kinds of a driver's error: `missing` tables, a transaction to be tried again (`busy`), a server that is
-`away`, a `full` disk, data that is not a database (`corrupt`), lacking `rights`, anything else."""
+FaultKind = Literal["missing", "busy", "locked", "away", "read-only", "full", "corrupt", "rights", "refused"]
+"""Kinds of a driver's error: `missing` tables, a transaction to be tried again (`busy`), a lock that another
+session held for `LOCK_WAIT_S` (`locked`), a server that is `away` or takes no writes (`read-only`), a `full`
+disk, data that is not a database (`corrupt`), lacking `rights`, anything else."""
+
+LOCK_WAIT_S = 4
+"""Longest wait for a lock of another session, less than for an answer: else the server goes on waiting for it
+when nobody wants the answer any more, and makes then what it was asked for."""
 
 
 Connection = PoolProxiedConnection

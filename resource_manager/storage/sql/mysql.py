@@ -20,6 +20,7 @@ from resource_manager.storage.sql.dialect import (
     ENTER,
     JOB_COLUMNS,
     LEAVE_NEXT,
+    LOCK_WAIT_S,
     Commit,
     Connection,
     Fault,
@@ -47,7 +48,7 @@ _RIGHTS: tuple[FaultKind, str] = (
 )
 _CLOSED: tuple[FaultKind, str] = ("away", "it closed the connection")
 _FULL: tuple[FaultKind, str] = ("full", "its disk is full")
-_READ_ONLY: tuple[FaultKind, str] = ("refused", "it is read-only, as a replica is: connect to the primary")
+_READ_ONLY: tuple[FaultKind, str] = ("read-only", "it is read-only, as a replica is: connect to the primary")
 _MISSING: tuple[FaultKind, str] = ("missing", "its tables are missing: run gpu-manager store create")
 _CODES: dict[int, tuple[FaultKind, str]] = {
     1045: _LOGIN,
@@ -72,7 +73,7 @@ _CODES: dict[int, tuple[FaultKind, str]] = {
     1053: ("away", "it is shutting down"),
     1927: _CLOSED,
     4031: _CLOSED,
-    1205: _DISTURBED,
+    1205: ("locked", "another session keeps its tables locked: see SHOW PROCESSLIST"),
     1213: _DISTURBED,
     1020: _DISTURBED,
     1290: _READ_ONLY,
@@ -122,7 +123,8 @@ class MySQL:
                 "write_timeout": TIMEOUT_S,
                 "charset": "utf8mb4",
                 "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-                "init_command": "SET time_zone = '+00:00'; "
+                "init_command": "SET time_zone = '+00:00', "
+                f"innodb_lock_wait_timeout = {LOCK_WAIT_S}, lock_wait_timeout = {LOCK_WAIT_S}; "
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
             },
         )
@@ -165,7 +167,7 @@ class MySQL:
         name = "MariaDB" if is_mariadb else "MySQL"
         found = [(enough, f"{name} {version}; MySQL 8.0 or MariaDB 10.6, or newer, is needed")]
         if read_only:
-            found.append((False, "it is read-only, as a replica is: connect to the primary"))
+            found.append((False, _READ_ONLY[1]))
         if flush != 1:
             found.append((False, f"innodb_flush_log_at_trx_commit={flush}: a crash loses commits"))
         airflow = execute(self, connection, "SHOW TABLES LIKE 'dag\\_run'", {}).fetchone()

@@ -20,6 +20,7 @@ from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
     JOB_COLUMNS,
+    LOCK_WAIT_S,
     POLL_S,
     UPSERT_JOB,
     Commit,
@@ -56,16 +57,19 @@ _STATES: dict[str, tuple[FaultKind, str]] = {
         "rights",
         "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
     ),
-    "25006": ("refused", "it is a read-only standby: connect to the primary"),
+    "25006": ("read-only", "it is read-only, as a standby is: connect to the primary"),
     "42P01": ("missing", "its tables are missing: run gpu-manager store create"),
     "3F000": ("missing", "its tables are missing: run gpu-manager store create"),
     "42703": ("corrupt", "its tables are of another version of this software"),
     "53100": ("full", "its disk is full"),
     "53200": ("full", "it is out of memory"),
-    "53300": ("away", "it has no connection left: raise max_connections, or put a pooler in front"),
+    "53300": (
+        "away",
+        "it has no connection left: raise max_connections or its user's limit, or use a pooler",
+    ),
     "40001": ("busy", "its transactions disturbed each other"),
     "40P01": ("busy", "its transactions disturbed each other"),
-    "55P03": ("busy", "its transactions disturbed each other"),
+    "55P03": ("locked", "another session keeps its tables locked: see pg_locks"),
     "57P01": ("away", "it is shutting down"),
     "57P02": ("away", "it has crashed"),
     "57P03": ("away", "it is starting: try again shortly"),
@@ -74,11 +78,12 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("password authentication failed", "28P01"),
     ("no password supplied", "28P01"),
     ("no pg_hba.conf entry", "28000"),
+    ("too many c", "53300"),
+    ("permission denied for database", "42501"),
     ('role "', "28000"),
-    ('database "', "3D000"),
+    ("does not exist", "3D000"),
     ("recovery is in progress", "25006"),
     ("session is read-only", "25006"),
-    ("too many clients", "53300"),
     ("remaining connection slots", "53300"),
     ("the database system is starting up", "57P03"),
     ("No space left on device", "53100"),
@@ -152,8 +157,8 @@ class PostgreSQL:
             connection.prepare_threshold = None
         else:
             connection.execute(
-                "SELECT set_config('gpu_manager.server', system_identifier::text, false) "
-                "FROM pg_control_system()"
+                "SELECT set_config('gpu_manager.server', system_identifier::text, false), "
+                f"set_config('lock_timeout', '{LOCK_WAIT_S}s', false) FROM pg_control_system()"
             )
         return connection
 
@@ -203,7 +208,7 @@ class PostgreSQL:
         pooled = is_pooled(driver)
         found = [(number >= 130_000, f"PostgreSQL {version}; 13 or newer is needed")]
         if is_standby:
-            found.append((False, "it is a read-only standby: connect to the primary"))
+            found.append((False, _STATES["25006"][1]))
         if synchronous == "off" or fsync == "off":
             found.append((False, f"synchronous_commit={synchronous}, fsync={fsync}: a crash loses commits"))
         if isolation != "read committed":

@@ -215,7 +215,7 @@ class SQLite:
         if "no such column" in words or "has no column" in words:
             return Fault("corrupt", "its tables are of another version of this software")
         if isinstance(error, StillLockedError):
-            return Fault("refused", f"another process held its lock for {BUSY_S:g} s")
+            return Fault("locked", f"another process held its lock for {BUSY_S:g} s")
         if "database is locked" in words or "table is locked" in words:
             return Fault("busy", "other processes changed it at the same time")
         if "disk is full" in words:

@@ -211,7 +211,7 @@ def test_a_promoted_standby_begins_a_recovery_window(primary: Postgres, stack: E
     wait_for(lambda: standby.psql(f"SELECT pg_last_wal_replay_lsn() >= '{version}'") == "t")
     with (
         closing(open_store(standby.url)) as reader,
-        pytest.raises(StoreUnavailableError, match="read-only standby") as refused,
+        pytest.raises(StoreUnavailableError, match="read-only, as a standby is") as refused,
     ):
         reader.refresh(None)
     one_line(refused.value)

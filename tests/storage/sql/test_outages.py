@@ -1,0 +1,143 @@
+"""What a store in a database says and does while others lock its tables, or the server refuses or is mute."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy.engine import make_url
+
+from resource_manager.errors import StoreUnavailableError
+from resource_manager.storage import open_store
+from resource_manager.storage.sql import database, dialect, mysql
+from resource_manager.storage.sql import postgresql as postgresql_module
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
+from tests.sql_servers import DATABASES, MariaDB, Postgres, SqlServer
+from tests.storage.test_contract import fresh
+from tests.storage.walk import add, granted, started
+
+
+@pytest.fixture(params=DATABASES)
+def server(request: pytest.FixtureRequest) -> SqlServer:
+    server: SqlServer = request.getfixturevalue(request.param)
+    return server
+
+
+def admin(server: SqlServer) -> Any:
+    """Return a connection of the superuser's, in a transaction."""
+    if isinstance(server, Postgres):
+        return psycopg.connect(server.url)
+    url = make_url(server.url)
+    return pymysql.connect(host=url.host, port=url.port or 0, user=url.username or "", database=url.database)
+
+
+@contextmanager
+def locked(server: SqlServer, statement: str) -> Iterator[None]:
+    with closing(admin(server)) as connection:
+        connection.cursor().execute(statement)
+        yield
+        connection.rollback()
+
+
+def what_locks(server: SqlServer, whole: bool) -> str:
+    if isinstance(server, Postgres):
+        return "LOCK TABLE gpu_manager.state" if whole else "SELECT * FROM gpu_manager.state FOR UPDATE"
+    return "LOCK TABLES state WRITE" if whole else "SELECT * FROM state FOR UPDATE"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_commit_that_another_session_locks_out_is_refused_and_not_made_later(
+    server: SqlServer, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by VACUUM FULL, a dump, or somebody who left a transaction open."""
+    for module in (mysql, postgresql_module):
+        monkeypatch.setattr(module, "LOCK_WAIT_S", 1)
+    url = server.fresh_url()
+    with closing(open_store(url)) as store:
+        cluster = started(store)
+        with locked(server, what_locks(server, whole)):
+            now = store.now()
+            with pytest.raises(StoreUnavailableError, match="another session keeps its tables locked: see"):
+                store.commit(cluster.version, [granted(cluster, "refused", now)], now=now)
+        add(store, cluster, "a")
+        assert fresh(store).version == 1
+
+
+def test_a_lock_is_waited_for_less_long_than_an_answer() -> None:
+    assert min(postgresql_module.TIMEOUT_S, mysql.TIMEOUT_S) > dialect.LOCK_WAIT_S
+
+
+def test_a_server_that_took_no_writes_for_a_while_takes_them_again(server: SqlServer) -> None:
+    """Its sessions keep what was set when they began."""
+    if isinstance(server, Postgres):
+        name = f"read_only_{uuid.uuid4().hex[:12]}"
+        server.psql(f"CREATE ROLE {name} LOGIN SUPERUSER")
+        url = server.fresh_url().replace("postgres@", f"{name}@")
+
+        def set_read_only(value: str) -> None:
+            server.psql(f"ALTER ROLE {name} SET default_transaction_read_only = {value}")
+    else:
+        assert isinstance(server, MariaDB)
+        url = server.fresh_url()
+
+        def set_read_only(value: str) -> None:
+            server.sql(f"SET GLOBAL TRANSACTION READ {'ONLY' if value == 'on' else 'WRITE'}")
+
+    with closing(open_store(url)) as store:
+        cluster = started(store)
+    set_read_only("on")
+    try:
+        with closing(open_store(url)) as store:
+            store.refresh(None)
+            with pytest.raises(StoreUnavailableError, match=r"it is read-only, as a .*: connect"):
+                add(store, cluster, "a")
+            set_read_only("off")
+            add(store, cluster, "b")
+            assert fresh(store).version == 1
+    finally:
+        set_read_only("off")
+
+
+@pytest.mark.parametrize(("longest_s", "times"), [(-1.0, 1), (60.0, 3)])
+def test_a_server_is_asked_again_only_for_a_while(
+    postgresql: Postgres, monkeypatch: pytest.MonkeyPatch, longest_s: float, times: int
+) -> None:
+    monkeypatch.setattr(database, "MAX_AWAY_S", longest_s)
+    asked = []
+
+    def ask(connection: Connection) -> None:
+        asked.append(connection)
+        raise psycopg.OperationalError("no answer within 5 s")
+
+    with (
+        closing(Database(postgresql.fresh_url())) as away,
+        pytest.raises(StoreUnavailableError, match="cannot be reached"),
+    ):
+        away.run(ask)
+    assert len(asked) == times
+
+
+def test_a_server_that_does_not_answer_is_asked_twice() -> None:
+    timeout_s = max(postgresql_module.TIMEOUT_S, mysql.TIMEOUT_S)
+    assert timeout_s < database.MAX_AWAY_S < 2 * timeout_s
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('FATAL: too many connections for role "ada"', "it has no connection left: raise max_connections"),
+        ('FATAL: permission denied for database "gpus"', "its user lacks rights"),
+        ('FATAL: role "ada" does not exist', "it refused the login"),
+        ('FATAL: database "gpus" does not exist', "there is no such database"),
+        ('FATAL: database "gpus" is not currently accepting connections', "cannot be reached"),
+    ],
+)
+def test_an_error_of_connecting_is_known_by_its_words(words: str, said: str) -> None:
+    away = Database("postgresql://localhost:1/gpus")
+    assert said in away.dialect.explain(psycopg.OperationalError(words)).text
