@@ -104,9 +104,10 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
     templated = set(task.template_fields)
     values = task.partial_kwargs if task.is_mapped else vars(task)
     if "gpu_demand" in templated:
-        given = values.get("gpu_demand")
-        if not isinstance(given, Mapping):  # none, or one that Airflow 3.0 stored as text
-            return None
+        given = values.get("gpu_demand") or {}
+        if not isinstance(given, Mapping) or _is_expanded(task, "gpu_demand"):
+            return None  # Airflow 3.0 stores what it cannot read as text
+        given = {**values.get("gpu_defaults", {}), **given}
     elif templated >= {"gpus", ATTRIBUTES["resources"]}:
         given = {name: values.get(attribute) for name, attribute in ATTRIBUTES.items()}
     else:
@@ -124,6 +125,13 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
         "team": team_of(task, demand.get("team"), context),
         "owner": owner_of(task, context),
     }
+
+
+def _is_expanded(task: Any, argument: str) -> bool:
+    """Return whether copies of a mapped task differ in that argument, as far as the DAG says."""
+    expanded = task.expand_input.value if task.is_mapped else ()
+    each = expanded if isinstance(expanded, list) else [expanded]
+    return any(argument in arguments for arguments in each if isinstance(arguments, Mapping))
 
 
 def _instances(dag_run: Any) -> dict[str, int]:

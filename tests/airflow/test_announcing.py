@@ -78,6 +78,27 @@ def test_each_task_with_a_plain_demand_comes_after_the_nearest_ones_before_it(
     assert sorted(filter(None, runtimes)) == [7200.0, 90_000.0]
 
 
+def test_a_mapped_task_of_with_gpus_asks_for_what_its_class_does_unless_its_copies_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator: Any = BashWithGPUs
+    rendered: Any = with_gpus(BashOperator, gpus="{{ params.gpus }}")
+    each = {"bash_command": ["a", "b"]}
+    with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        operator.partial(task_id="mapped", gpu_demand={"cpus": 3}).expand(**each)
+        operator.partial(task_id="kwargs").expand_kwargs([{"bash_command": "a"}])
+        operator.partial(task_id="differ", bash_command="a").expand(gpu_demand=[{"gpus": 1}, {"gpus": 4}])
+        operator.partial(task_id="rows").expand_kwargs([{"bash_command": "a", "gpu_demand": {"gpus": 1}}])
+        rendered.partial(task_id="rendered").expand(**each)
+    tasks = {each.task_id: each.demand for each in tasks_to_come(run_of(dag, monkeypatch))}
+    assert tasks.keys() == {"mapped", "kwargs"}
+    assert {name: tasks["mapped"][name] for name in ("gpus", "cpus", "expected_runtime")} == {
+        "gpus": 2,
+        "cpus": 3,
+        "expected_runtime": 7200.0,
+    }
+
+
 def test_finished_tasks_of_a_cleared_run_and_unknown_numbers_of_mapped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

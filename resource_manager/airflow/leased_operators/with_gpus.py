@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from types import new_class
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from airflow.sdk import BaseOperator
 
@@ -18,7 +18,7 @@ from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeeping
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
-from resource_manager.airflow.task_demand import FIELDS, check_at_parse, check_duration
+from resource_manager.airflow.task_demand import FIELDS, check_at_parse, check_duration, is_literal
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import handover_s
 from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
@@ -42,8 +42,15 @@ class LeasedOperator(RunsInWorker):
     name_in_errors = "with_gpus runs one operator"
     gpu_kind: ClassVar[Kind]
     own_execute: ClassVar[Callable[..., Any]]
+    gpu_defaults: ClassVar[Mapping[str, Any]]
+    """What the class asks for, but for templates, as values of JSON."""
     gpu_demand: Mapping[str, Any]
     task_id: str
+
+    @classmethod
+    def partial(cls, **arguments: Any) -> Any:
+        """Return the mapped form of the operator, as of Airflow's, which tells what its class asks for."""
+        return cast(Any, super()).partial(gpu_defaults=cls.gpu_defaults, **arguments)
 
     def given_fields(self) -> dict[str, Any]:
         return {name: given_value(self.gpu_demand.get(name)) for name in FIELDS}
@@ -156,7 +163,7 @@ def _reason_of(error: Mapping[str, Any]) -> str:
     return as_reason(str(lines[-1]).partition(":")[0] if lines else error.get("error", ""))
 
 
-OWN_NAMES = {"gpu_conn_id", "gpu_demand", "gpu_kind", "made_by", "own_execute", "wait_limit"} | {
+OWN_NAMES = {"gpu_conn_id", "made_by", "wait_limit", *LeasedOperator.__annotations__} - {"task_id"} | {
     name
     for steps in (LeasedOperator, RunsInWorker, HoldsLease)
     for name in vars(steps)
@@ -224,7 +231,9 @@ def _as_json(value: Any) -> Any:
 def _subclass(
     operator: type[Op], demand: dict[str, Any], max_wait: timedelta | None, gpu_conn_id: str
 ) -> type[Op]:
-    def __init__(self: Any, *, gpu_demand: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self: Any, *, gpu_demand: Mapping[str, Any] | None = None, gpu_defaults: Any = None, **kwargs: Any
+    ) -> None:
         try:
             operator.__init__(self, **kwargs)
         except TypeError as error:
@@ -248,6 +257,7 @@ def _subclass(
         "template_fields_renderers": {**operator.template_fields_renderers, "gpu_demand": "json"},
         "operator_extra_links": (*operator.operator_extra_links, ConsoleLink()),
         "custom_operator_name": f"{getattr(operator, 'custom_operator_name', operator.__name__)} with GPUs",
+        "gpu_defaults": {name: _as_json(value) for name, value in demand.items() if is_literal(value)},
         "gpu_kind": kind_of(operator),
         "own_execute": operator.execute,
         "wait_limit": max_wait,
