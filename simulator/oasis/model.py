@@ -69,8 +69,8 @@ class TrainingJob:
         exchange = 2 * self.gradient / self.worker[BANDWIDTH] if self.gradient else 0.0
         slots_a_chunk = self.epochs * self.minibatches * (self.minibatch_slots + exchange)
         object.__setattr__(self, "slots_a_chunk", slots_a_chunk)
-        object.__setattr__(self, "work", ceil(self.chunks * slots_a_chunk))
-        object.__setattr__(self, "shortest_duration", ceil(slots_a_chunk))
+        object.__setattr__(self, "work", max(1, ceil(self.chunks * slots_a_chunk)))
+        object.__setattr__(self, "shortest_duration", max(1, ceil(slots_a_chunk)))
         sent, taken = self.worker_units[BANDWIDTH], max(1, self.ps_units[BANDWIDTH])
         object.__setattr__(self, "ps_for", tuple(-(-sent * y // taken) for y in range(self.chunks + 1)))
 
@@ -98,8 +98,8 @@ class TrainingJob:
         for name, gpus in (("w.gpu", self.worker[GPU]), ("s.gpu", self.ps[GPU])):
             if gpus != int(gpus):
                 refuse(f"{name} must be a whole number of GPUs, got {gpus}")
-        if not any(self.worker):
-            refuse("a worker must request a resource; w is all zeros")
+        if not any(to_units(self.worker)):
+            refuse("a worker must request a resource; w is all zeros, to a millionth")
         if not self.minibatch_slots + self.gradient > 0:
             refuse("tau and e are both 0: there is no work to do")
         if self.gradient and not self.worker[BANDWIDTH]:

@@ -71,11 +71,11 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
     deadline = started + time_limit_s
     jobs = [job for job in instance.jobs if job.arrival + job.shortest_duration <= instance.slots]
     plan: Plan = {}
-    proven, cuts = not jobs, 0
     bound = math.fsum(job.utility(job.shortest_duration) for job in jobs)
     programme = Programme(instance, jobs)
+    proven, cuts = not programme.model.columns, 0  # then no job that fits its slots is worth anything
     tightened = False
-    while jobs and (left_s := deadline - time.monotonic()) > 0:
+    while not proven and (left_s := deadline - time.monotonic()) > 0:
         solution = programme.model.solve(SOLVING_SHARE * left_s if tightened else min(left_s, QUICK_TRY_S))
         bound = min(bound, solution.bound)
         if not solution.optimal and not tightened:

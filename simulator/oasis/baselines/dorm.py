@@ -129,7 +129,10 @@ def fair_workers(ledger: Ledger, jobs: Sequence[TrainingJob]) -> list[float]:
     one = [max(share_of(ledger, job)) for job in jobs]
 
     def at(level: float) -> list[float]:
-        return [min(float(job.chunks), level / share) for job, share in zip(jobs, one, strict=True)]
+        return [
+            min(float(job.chunks), level / share) if share else 0.0  # no server has what the job requests
+            for job, share in zip(jobs, one, strict=True)
+        ]
 
     def fits(workers: Sequence[float]) -> bool:
         asked = [[n * share for share in share_of(ledger, job)] for n, job in zip(workers, jobs, strict=True)]

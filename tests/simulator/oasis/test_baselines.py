@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.errors import InputError
 from simulator.oasis.baselines import dorm, drf
-from simulator.oasis.experiment import SCHEDULERS, OasisCase
+from simulator.oasis.experiment import ALGORITHMS, SCHEDULERS, OasisCase, compare
 from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
-from simulator.oasis.model import Instance
+from simulator.oasis.model import Amounts, Instance, TrainingJob
 from simulator.oasis.prices import fit_prices
 from simulator.oasis.random_instances import draw_history, draw_instance, scale_to_load
 from simulator.oasis.simulation import InstanceRun, run
@@ -167,3 +168,28 @@ def test_a_history_shares_no_job_with_the_instance() -> None:
     assert len(history) == 200
     assert {job.priority for job in history}.isdisjoint(job.priority for job in instance.jobs)
     assert draw_history(instance, 4) == history
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_job_of_next_to_no_work_takes_one_slot(name: str) -> None:
+    job = a_job(chunks=1, epochs=1, minibatch_slots=1e-12, gradient=0.0)
+    assert (job.work, job.shortest_duration) == (1, 1)
+    assert outcome_of(job, (4, 4, 8, 4, 10.0), name) == 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_job_on_servers_without_what_it_requests_does_not_run(name: str) -> None:
+    assert outcome_of(a_job(worker=(1, 0, 0, 0, 0.0), gradient=0.0), (0, 4, 8, 4, 10.0), name) is None
+
+
+def outcome_of(job: TrainingJob, server: Amounts, name: str) -> int | None:
+    """Return the slot in which the job ends, alone on that worker server."""
+    instance = Instance(5, (server,), ((0, 8, 8, 8, 10.0),), (job,))
+    case = OasisCase(0, instance, fit_prices(instance.jobs, instance))
+    [result] = compare(case, [name]).runs[name].outcomes
+    return result.completion
+
+
+def test_a_worker_requests_at_least_a_millionth_of_something() -> None:
+    with pytest.raises(InputError, match="a worker must request a resource; w is all zeros, to a millionth"):
+        a_job(worker=(0, 1e-9, 0, 0, 0.0), gradient=0.0)

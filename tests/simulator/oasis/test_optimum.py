@@ -103,6 +103,12 @@ def test_counts_that_fit_by_type_but_not_by_server_are_cut_off() -> None:
     assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-6)
 
 
+def test_the_optimum_of_jobs_that_are_worth_nothing_is_nothing() -> None:
+    instance = Instance(5, ((8, 8, 8, 8, 8.0),), ((0, 8, 8, 8, 10.0),), (a_job(sensitivity=1e9, target=0.0),))
+    optimum = find_optimum(instance, 60)
+    assert (optimum.utility, optimum.bound, optimum.proven) == (0.0, 0.0, True)
+
+
 @settings(max_examples=100)
 @given(instances(jobs=4))
 def test_rounded_capacity_rows_exclude_no_counts_that_pack(instance: Instance) -> None:
