@@ -89,8 +89,8 @@ def _fault(database: Database, statement: str) -> Fault | None:
             execute(database.dialect, connection, statement, {})
         except database.dialect.driver.Error as error:
             fault = database.dialect.explain(error)
-            if fault.kind in {"away", "busy"}:
-                raise  # it is tried again
+            if fault.kind in {"away", "busy", "locked"}:
+                raise  # the next one would wait as long
             return fault
         return None
 

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.storage import open_store
+from resource_manager.settings import Settings
+from resource_manager.storage import checks, open_store
 from resource_manager.storage.sql import database, dialect, mysql
 from resource_manager.storage.sql import postgresql as postgresql_module
 from resource_manager.storage.sql.database import Database
@@ -67,6 +68,21 @@ def test_a_commit_that_another_session_locks_out_is_refused_and_not_made_later(
                 store.commit(cluster.version, [granted(cluster, "refused", now)], now=now)
         add(store, cluster, "a")
         assert fresh(store).version == 1
+
+
+def test_a_check_waits_once_for_tables_that_another_session_locks(
+    server: SqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (mysql, postgresql_module):
+        monkeypatch.setattr(module, "LOCK_WAIT_S", 1)
+    url = server.fresh_url()
+    with closing(open_store(url)) as store:
+        started(store)
+    with (
+        locked(server, what_locks(server, whole=True)),
+        pytest.raises(StoreUnavailableError, match="another session keeps its tables locked"),
+    ):
+        checks.check(Settings(store=url))
 
 
 def test_a_lock_is_waited_for_less_long_than_an_answer() -> None:
