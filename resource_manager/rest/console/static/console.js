@@ -12,6 +12,7 @@
   let timer = null;
   let busy = false;
   let refreshed = -Infinity;
+  let source = null;
 
   function inUse(element) {
     return element.contains(document.activeElement) && document.activeElement !== document.body
@@ -20,6 +21,7 @@
 
   async function page(url) {
     const response = await fetch(url, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+    if (response.redirected && new URL(response.url).pathname === root + "/login") location.reload(); // leads there
     if (!response.ok || response.redirected) throw new Error(String(response.status));
     return new DOMParser().parseFromString(await response.text(), "text/html");
   }
@@ -49,8 +51,12 @@
         parts.forEach((part) => replace(part, fresh.getElementById(part.id)));
       }
       tick();
+      if (source && source.readyState === EventSource.OPEN) show("on");
     } catch (error) {
+      ids.forEach((id) => pending.add(id)); // what was lost is asked for again
+      everything = everything || all;
       show("off");
+      setTimeout(later, POLL_MS);
     } finally {
       busy = false;
     }
@@ -82,7 +88,6 @@
     live.textContent = state === "on" ? "Live" : "Offline";
   }
 
-  let source = null;
   window.addEventListener("pagehide", () => { if (source) source.close(); });
 
   function follow() {

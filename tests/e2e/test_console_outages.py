@@ -1,0 +1,65 @@
+"""Console of a page that stays open: answers that are lost, and a session that ends meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e import browser as b
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[b.Service]:
+    with b.serving(tmp_path_factory.mktemp("outages"), 4) as service:
+        yield service
+
+
+@pytest.fixture
+def page(service: b.Service) -> Iterator[Any]:
+    with b.chromium() as browser:
+        page = browser.new_context(viewport={"width": 1440, "height": 800}).new_page()
+        b.log_in(page, service, "olga")
+        b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        yield page
+
+
+def allocate(service: b.Service, task_id: str, server_id: int) -> None:
+    with service.client("olga") as olga:
+        body = {"task_id": task_id, "gpus": 4, "server": server_id}
+        olga.post("/api/allocate", json=body).raise_for_status()
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_change_whose_answer_was_lost_is_shown_once_the_service_answers(
+    page: Any, service: b.Service, status: int
+) -> None:
+    lost: list[str] = []
+
+    def lose(route: Any) -> None:
+        if lost:
+            route.continue_()
+            return
+        lost.append(route.request.url)
+        if status:
+            route.fulfill(status=status, body="<html>out</html>", content_type="text/html")
+        else:
+            route.abort()
+
+    page.route("**/fragments/servers*", lose)
+    allocate(service, f"lost{status}", 1 if status else 2)
+    b.expect(page.locator(f".cell[data-task=lost{status}]")).to_have_count(1)
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    assert lost
+
+
+def test_a_page_whose_session_has_ended_leads_to_the_log_in(page: Any, service: b.Service) -> None:
+    other = page.context.new_page()
+    other.goto(f"{service.url}/queue")
+    other.get_by_role("button", name="Log out").click()
+    allocate(service, "after", 3)
+    b.expect(page).to_have_url(re.compile("/login"))
