@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage import MemoryStore
 from resource_manager.storage.draft_file import create_draft
 from resource_manager.storage.mark import Mark, is_behind, mark_of
 
@@ -58,6 +59,8 @@ class StateMarks:
 
     def check(self) -> None:
         """Compare the state with the newest mark, and take the mark of a while ago; call it regularly."""
+        if isinstance(self._manager.store, MemoryStore):  # each is a new one, and no older dump of another
+            return
         with self._lock:
             store, known = self._manager.store, self._known
             version = self._manager.read(lambda cluster, now: cluster.version)

@@ -194,3 +194,14 @@ def test_marks_of_others_count_too_and_those_that_are_none_do_not(place: Place) 
         marks.hear(str(Mark("f" * 24, 1, 2.0)))
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
         assert marks.mark == ""
+
+
+def test_a_state_in_memory_has_no_mark_as_it_ends_with_its_service(tmp_path: Path) -> None:
+    for _ in range(2):
+        with GPUResourceManager.from_url("memory://") as manager:
+            marks = StateMarks(manager, check_every_s=0.0)
+            marks.keep_in([tmp_path / "state.mark"])
+            assert not isinstance(manager.allocate("t", 2), Refusal)
+            marks.check()
+            marks.check()
+            assert marks.mark == "", "agents would tell it to the next one"
