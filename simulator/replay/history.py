@@ -54,6 +54,7 @@ def read_history(source: str) -> History:
     try:
         before = snapshot_of(first.values)
         changes: list[Change] = []
+        tokens: set[int] = set()
         last = before.version
         for row in rows:
             change = change_of(row.values)
@@ -64,6 +65,10 @@ def read_history(source: str) -> History:
             last = version
             if not 0 <= change.at <= MAX_VALUE:
                 raise row.fail(f"at is {change.at}, not a time from 0 to {MAX_VALUE:,} s")
+            if isinstance(change, Granted):
+                if change.lease.fencing_token in tokens:
+                    raise row.fail(f"the fencing_token {change.lease.fencing_token} was granted before")
+                tokens.add(change.lease.fencing_token)
             changes.append(change)
     except CorruptStateError as error:
         raise row.fail(str(error)) from error

@@ -378,6 +378,37 @@ def test_a_change_with_an_invalid_time_is_named(tmp_path: Path, at: str) -> None
     assert result.stdout == ""
 
 
+def test_a_lease_that_is_granted_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    record("memory://", "first_fit", "fifo", path)
+    first, *rest = map(json.loads, path.read_text().splitlines())
+    granted = next(change for change in rest if change["change"] == "granted")
+    twice = [first, granted | {"version": 1}, granted | {"version": 2}]
+    path.write_text("\n".join(map(json.dumps, twice)))
+    result = CliRunner().invoke(main, ["replay", "--history", str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f":3: the fencing_token {granted['lease']['fencing_token']} was granted before" in result.stderr
+
+
+def test_a_history_of_no_server_has_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with GPUResourceManager.from_url("memory://") as manager:
+        snapshot = json.loads(next(to_lines(collect(manager))))
+    snapshot["snapshot"]["nodes"] = []
+    queued = {
+        "version": 1,
+        "change": "queued",
+        "request": {"lease_id": "x", "gpus": 1},
+        "queued_at": 5.0,
+        "sequence": 1,
+        "at": 5.0,
+    }
+    path.write_text(f"{json.dumps(snapshot)}\n{json.dumps(queued)}\n")
+    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--output-dir", str(tmp_path / "o")])
+    assert result.exit_code == 0, result.output
+    assert "No job starts" in (tmp_path / "o" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("places", "message"),
     [
