@@ -160,7 +160,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     """Return matplotlib figures by title; equal lines are drawn once, seeds of one name in one colour."""
     if not any(result["curve"].get("at_s", True) for result in results):  # nothing ever happened
         return {}
-    if not any(result.get("heat", result["curve"]).get("nodes", True) for result in results):  # no server
+    if not all(heat["nodes"] for heat in _heat_of(results).values()):  # there was no server
         return {}
     with drawing():
         found = {"GPUs in use": _curves(results, "allocated_percent", share=True)}
