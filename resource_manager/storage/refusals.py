@@ -19,6 +19,8 @@ def unreadable(where: str, error: CorruptStateError) -> CorruptStateError:
     """Return the error with the place of the data and the remedy."""
     if isinstance(error, NewerFormatError):
         return NewerFormatError(f"{where}: {error}")
+    if where in str(error):
+        return error  # of the store itself
     return CorruptStateError(f"{where}: {error}; restore its data, or start over with a reset")
 
 

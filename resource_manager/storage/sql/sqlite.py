@@ -42,6 +42,11 @@ _spread = random.Random()
 
 BUSY_S = 5.0
 
+LOG = "log"
+"""Key in the `info` of a connection: the files of its write-ahead log, as it opened them."""
+
+_LOG_REMOVED = "its -wal or -shm was removed while it was open: end all processes that use it"
+
 NETWORK_FILE_SYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
     "ocfs2", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone",
@@ -103,9 +108,10 @@ class SQLite:
         except (ArgumentError, ValueError):
             raise SettingsError(f"wrong SQLite URL {redact(url)!r}: not sqlite:////path/to/file") from None
         name = self._url.database
-        if self._url.host or not name or name == ":memory:" or self._url.query:
+        if self._url.host or not name or name == ":memory:" or "?" in url:
             raise SettingsError(
-                f"wrong SQLite URL {redact(url)!r}: it names a file, as in sqlite:////var/lib/gpu-manager/state.db"
+                f"wrong SQLite URL {redact(url)!r}: it names a file and at most a namespace, as in "
+                "sqlite:////var/lib/gpu-manager/state.db"
             )
         self.path = Path(name)
 
@@ -135,6 +141,8 @@ class SQLite:
         driver: Any = connection.driver_connection
         try:
             driver.execute(self.begin)
+            if not all(_is_file(*each) for each in connection.info[LOG]):
+                raise sqlite3.DatabaseError(_LOG_REMOVED)  # nobody else would read what is written there
             done: bool = execute(self, connection, update(commit), commit.values).rowcount == 1
             if done:
                 self._write(connection, commit)
@@ -202,7 +210,7 @@ class SQLite:
         ]
         damage = execute(self, connection, "PRAGMA quick_check(1)", {}).fetchone()[0]
         if damage != "ok":
-            found.append((False, f"the file is damaged: {damage}"))
+            found.append((False, f"the file is damaged: {' '.join(damage.split())}"))
         return found
 
     def grant(self, connection: Connection, rights: str, table: str) -> str:
@@ -218,6 +226,8 @@ class SQLite:
             return Fault("locked", f"another process held its lock for {BUSY_S:g} s")
         if "database is locked" in words or "table is locked" in words:
             return Fault("busy", "other processes changed it at the same time")
+        if words == _LOG_REMOVED:
+            return Fault("corrupt", words)
         if "disk is full" in words:
             return Fault("full", "its disk is full")
         if "readonly" in words:
@@ -227,9 +237,9 @@ class SQLite:
             reason = (
                 "this user may not read and write it" if folder.is_dir() else f"there is no folder {folder}"
             )
-            return Fault("rights", f"cannot be opened: {reason}")
+            return Fault("rights", f"cannot be opened: {'it is a folder' if self.path.is_dir() else reason}")
         if "not a database" in words or "malformed" in words:
-            return Fault("corrupt", "the file is not an SQLite database, or damaged")
+            return Fault("corrupt", "it is no SQLite database, or damaged: move it away and restore a backup")
         return Fault("away", f"it refused the operation ({words})")
 
 
@@ -237,9 +247,11 @@ def _prepare(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> Non
     connection.create_function("now_s", 0, time.time)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
+    connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the log
     path = connection.execute("PRAGMA database_list").fetchone()[2]
-    opened = os.stat(path)
-    record.info[IS_CURRENT] = partial(_is_file, opened, path)
+    opened, *log = [(os.stat(name), name) for name in (path, f"{path}-wal", f"{path}-shm")]
+    record.info[IS_CURRENT] = partial(_is_file, *opened)
+    record.info[LOG] = log
 
 
 def _is_file(opened: os.stat_result, path: str) -> bool:

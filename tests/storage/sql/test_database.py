@@ -46,9 +46,10 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_sqlite_says_what_is_wrong_with_its_file(tmp_path: Path) -> None:
     assert f"there is no folder {tmp_path}/nowhere" in told(f"sqlite:///{tmp_path}/nowhere/state.db")
+    assert "it is a folder" in told(f"sqlite:///{tmp_path}")
     other = tmp_path / "notes.txt"
     other.write_text("no database\n" * 100)
-    assert "is not an SQLite database" in told(f"sqlite:///{other}")
+    assert "it is no SQLite database, or damaged: move it away" in told(f"sqlite:///{other}")
     assert other.read_text() == "no database\n" * 100
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,7 +15,9 @@ import pymysql
 import pytest
 from sqlalchemy.engine import make_url
 
-from resource_manager.errors import StoreUnavailableError
+from resource_manager.errors import CorruptStateError, StoreUnavailableError
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import checks, open_store
 from resource_manager.storage.sql import database, dialect, mysql
@@ -157,3 +162,48 @@ def test_a_server_that_does_not_answer_is_asked_twice() -> None:
 def test_an_error_of_connecting_is_known_by_its_words(words: str, said: str) -> None:
     away = Database("postgresql://localhost:1/gpus")
     assert said in away.dialect.explain(psycopg.OperationalError(words)).text
+
+
+def copy_file(path: Path) -> None:
+    """Copy it in this process, whose locks end where it closes the file, and let another come and go."""
+    path.with_suffix(".copy").write_bytes(path.read_bytes())
+    read = "import sqlite3, sys; file = sqlite3.connect(sys.argv[1]); file.execute('VACUUM'); file.close()"
+    subprocess.run([sys.executable, "-c", read, path], check=True)
+
+
+def remove_log(path: Path) -> None:
+    for name in ("-wal", "-shm"):
+        Path(f"{path}{name}").unlink()
+
+
+@pytest.mark.parametrize("harm", [copy_file, remove_log])
+def test_nothing_is_granted_in_a_log_of_sqlite_that_others_do_not_read(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "state.db"
+    with GPUResourceManager.from_url(f"sqlite:///{path}", inventory=default_inventory(1, 8, 64)) as manager:
+        manager.submit("before", 2)
+        harm(path)
+        with pytest.raises(CorruptStateError, match="was removed while it was open: end all processes"):
+            manager.submit("t", 2)
+
+
+def test_a_damaged_page_of_sqlite_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        started(store)
+    pages = bytearray(path.read_bytes())
+    pages[3 * 4096 : 6 * 4096] = b"\xff" * (3 * 4096)
+    path.write_bytes(pages)
+    with (
+        closing(open_store(f"sqlite:///{path}")) as store,
+        pytest.raises(
+            CorruptStateError, match=r"^SQLite at [^ ]*: it is no SQLite database, or damaged: [^:]*$"
+        ),
+    ):
+        store.refresh(None)
+    damaged = [
+        finding.text for finding in checks.check(Settings(store=f"sqlite:///{path}")) if not finding.ok
+    ]
+    assert damaged
+    assert not any("\n" in text for text in damaged)
