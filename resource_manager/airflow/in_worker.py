@@ -196,9 +196,19 @@ class RunsInWorker(HoldsLease):
 
 
 def released(manager: LeaseService, allocation: Allocation, **how: Any) -> ReleaseResult:
-    """Release the lease of work that is over, again while the manager does not answer."""
-    lease_id, token = allocation["task_id"], allocation["fencing_token"]
-    return patiently(lambda: manager.release(lease_id, fencing_token=token, **how), RELEASE_S)
+    """Release the lease of work that is over, again while the manager does not answer.
+
+    One that is gone after a call without an answer was released by that call.
+    """
+    tries = 0
+
+    def release() -> ReleaseResult:
+        nonlocal tries
+        tries += 1
+        return manager.release(allocation["task_id"], fencing_token=allocation["fencing_token"], **how)
+
+    result = patiently(release, RELEASE_S)
+    return ReleaseResult.RELEASED if tries > 1 and result is ReleaseResult.NOT_HELD else result
 
 
 def _elsewhere(allocation: Allocation) -> str:

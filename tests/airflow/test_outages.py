@@ -13,6 +13,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.in_worker import released
     from resource_manager.airflow.operators import (
         GPUAllocateOperator,
         GPUReleaseOperator,
@@ -25,8 +26,10 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.manager import patience
+from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.client_errors import ServiceUnavailableError
-from tests.airflow.tasks import again, asked, context_of, deferral, fire, until
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
 from tests.builders import redefine
 
 OUTAGES = [
@@ -293,6 +296,22 @@ def test_a_worker_releases_the_gpus_of_its_work_though_the_first_answer_is_lost(
     assert OPERATORS["@task.gpu"]().execute(context_of()) == 42
     assert manager.leases() == []
     assert "not released" not in capsys.readouterr().out
+
+
+def test_a_release_whose_answer_was_lost_is_told_as_done_and_one_by_others_is_not(manager, monkeypatch):
+    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    lease = ask(manager, TASK, 2)
+    lost = iter([ServiceUnavailableError(503, "cut")])
+
+    def release(*names, **how):
+        result = manager.release(*names, **how)
+        for error in lost:
+            raise error
+        return result
+
+    service = Mock(wraps=manager, release=release)
+    assert released(service, lease) is ReleaseResult.RELEASED
+    assert released(service, lease) is ReleaseResult.NOT_HELD
 
 
 def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):
