@@ -128,10 +128,12 @@ class _Service:
 
     def _answer(self, response: HTTPResponse, body: bytes, what: str) -> Mapping[str, Any]:
         try:
-            found = json.loads(body) if body.strip() else {}
+            answer = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError):
-            found = {}
-        answer = found if isinstance(found, dict) else {}
+            answer = None
+        if not isinstance(answer, dict):  # a page of a proxy, also for a service that is out
+            said = f"it answered {what} with {response.status} {response.reason}"
+            raise NoAnswerError(f"{self.url} is not a GPU manager: {said}")
         if 200 <= response.status < 300:
             return answer
         said = answer.get("detail") or answer.get("error") or response.reason

@@ -184,6 +184,15 @@ def test_the_next_service_takes_the_reports_of_one_that_is_away(state: State, se
     assert "127.0.0.1:1 does not answer" in said_once
 
 
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_page_of_a_proxy_is_no_answer_whatever_its_status(
+    state: State, service: Service, status: int
+) -> None:
+    service.status, service.answer = status, b"<html>404 page not found</html>"
+    _, [said] = rounds(ReportSender(service.url), [])
+    assert said.startswith(f"{service.url} is not a GPU manager: it answered the report with {status} ")
+
+
 def test_a_redirection_is_not_followed(state: State, service: Service) -> None:
     service.status = 302
     _, [said] = rounds(ReportSender(service.url, "gpm_secret"), [])
