@@ -156,6 +156,8 @@ class Database:
             return self.engine.raw_connection()
         except DBAPIError as error:  # of what SQLAlchemy asks on its first connection
             raise error.orig or error from error
+        except (TypeError, ValueError, OSError) as error:  # the server's own are the driver's
+            raise SettingsError(f"{self.address}: an option of its URL is wrong ({_words(error)})") from error
 
     def _lend(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, which is closed where it may not be used again."""

@@ -56,6 +56,7 @@ _CODES: dict[int, tuple[FaultKind, str]] = {
     1698: _LOGIN,
     1049: ("refused", "there is no such database: create it, or check its name in the URL"),
     1044: _RIGHTS,
+    1153: ("refused", "what it was sent is larger than it takes: raise max_allowed_packet"),
     1142: _RIGHTS,
     1143: _RIGHTS,
     1227: _RIGHTS,

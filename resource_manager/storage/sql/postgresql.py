@@ -57,6 +57,7 @@ _STATES: dict[str, tuple[FaultKind, str]] = {
         "rights",
         "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
     ),
+    "22P05": ("refused", "it has no UTF-8: create a database with ENCODING 'UTF8'"),
     "25006": ("read-only", "it is read-only, as a standby is: connect to the primary"),
     "42P01": ("missing", "its tables are missing: run gpu-manager store create"),
     "3F000": ("missing", "its tables are missing: run gpu-manager store create"),
@@ -135,6 +136,7 @@ class PostgreSQL:
             raise SettingsError(f"wrong PostgreSQL URL {redact(url)!r}: {reason}") from None
         options.setdefault("connect_timeout", str(math.ceil(TIMEOUT_S)))  # 0 would be no limit
         options.setdefault("application_name", "gpu-manager")
+        options["client_encoding"] = "utf8"  # the database's own may be SQL_ASCII, which leaves bytes
         if "," in str(options.get("host", "")):
             options.setdefault("target_session_attrs", "read-write")
         self._conninfo = make_conninfo("", **options)

@@ -15,7 +15,7 @@ import pymysql
 import pytest
 from sqlalchemy.engine import make_url
 
-from resource_manager.errors import CorruptStateError, StoreUnavailableError
+from resource_manager.errors import CorruptStateError, SettingsError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
@@ -26,7 +26,7 @@ from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from tests.sql_servers import DATABASES, MariaDB, Postgres, SqlServer
 from tests.storage.test_contract import fresh
-from tests.storage.walk import add, granted, started
+from tests.storage.walk import add, first_state, granted, started
 
 
 @pytest.fixture(params=DATABASES)
@@ -207,3 +207,43 @@ def test_a_damaged_page_of_sqlite_is_named_once(tmp_path: Path) -> None:
     ]
     assert damaged
     assert not any("\n" in text for text in damaged)
+
+
+@pytest.mark.parametrize("option", ["colour=red", "connect_timeout=soon", "ssl_ca=/nowhere/ca.pem"])
+def test_a_wrong_option_of_mysql_is_one_line(option: str) -> None:
+    with (
+        closing(open_store(f"mysql://root@localhost:1/gpus?{option}")) as store,
+        pytest.raises(SettingsError, match=r"^MySQL at [^ ]*: an option of its URL is wrong \(.*\)$"),
+    ):
+        store.refresh(None)
+
+
+def test_a_state_too_large_for_mysql_says_what_to_raise(mariadb: MariaDB) -> None:
+    limit = mariadb.sql("SELECT @@GLOBAL.max_allowed_packet")
+    mariadb.sql("SET GLOBAL max_allowed_packet = 65536")
+    try:
+        with (
+            closing(open_store(mariadb.fresh_url())) as store,
+            pytest.raises(StoreUnavailableError, match="larger than it takes: raise max_allowed_packet"),
+        ):
+            store.initialise(first_state(1000))
+    finally:
+        mariadb.sql(f"SET GLOBAL max_allowed_packet = {limit}")
+
+
+@pytest.mark.parametrize(("encoding", "takes"), [("UTF8", True), ("SQL_ASCII", True), ("LATIN1", False)])
+def test_names_are_kept_whatever_the_encoding_of_postgresql_or_refused_in_one_line(
+    postgresql: Postgres, monkeypatch: pytest.MonkeyPatch, encoding: str, takes: bool
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "latin1")
+    name = f"in_{encoding.lower()}"
+    postgresql.psql(f"DROP DATABASE IF EXISTS {name}")
+    postgresql.psql(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    with closing(open_store(f"{postgresql.url.rpartition('/')[0]}/{name}")) as store:
+        cluster = started(store)
+        if takes:
+            add(store, cluster, "学習")
+            assert [lease.lease_id for lease in fresh(store).leases] == ["学習"]
+        else:
+            with pytest.raises(StoreUnavailableError, match=r"it has no UTF-8: create .* ENCODING 'UTF8'$"):
+                add(store, cluster, "学習")
