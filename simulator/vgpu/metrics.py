@@ -81,12 +81,15 @@ def share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
+MAX_BUCKETS = 10_000
+
+
 def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
-    """Count values in buckets [`from`, `to`), without gaps."""
+    """Count values in buckets [`from`, `to`), without gaps; those beyond `MAX_BUCKETS` in the last."""
     if not values:
         return []
     # The tolerance puts 1.1 into the bucket that begins at 1.1, though 1.1 / 0.1 is below 11.
-    counts = Counter(math.floor(value / bucket + 1e-9) for value in values)
+    counts = Counter(min(math.floor(value / bucket + 1e-9), MAX_BUCKETS) for value in values)
     return [
         {"from": round(i * bucket, 9), "to": round((i + 1) * bucket, 9), "tasks": counts[i]}
         for i in range(min(counts), max(counts) + 1)

@@ -19,7 +19,7 @@ from simulator.present.figures import (
 )
 from simulator.present.palette import light
 from simulator.stats import over_seeds
-from simulator.vgpu.metrics import STATES, values_of
+from simulator.vgpu.metrics import STATES, histogram, values_of
 from simulator.vgpu.page import FIGURES, SWEPT, Collected, spread
 from simulator.vgpu.results import GATES, ScenarioRun
 
@@ -140,9 +140,15 @@ def draw_all(
 def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labels) -> Any:
     """Draw a histogram of tasks by interference ratio, with buckets of that width."""
     figure, axes = new_figure()
-    if values:
-        edges = np.arange(np.floor(min(values) / bucket), np.floor(max(values) / bucket) + 2) * bucket
-        axes.hist(values, bins=edges, color=light("series-1"), edgecolor=light("paper"))
+    buckets = histogram(values, bucket)
+    axes.bar(
+        [each["from"] for each in buckets],
+        [each["tasks"] for each in buckets],
+        width=bucket,
+        align="edge",
+        color=light("series-1"),
+        edgecolor=light("paper"),
+    )
     axes.axvline(1.25, color=light("limit"), linestyle="--", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
     axes.yaxis.get_major_locator().set_params(integer=True)

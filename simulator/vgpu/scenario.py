@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
+from simulator.io.rows import MAX_VALUE
 from simulator.vgpu.tasks import GRID_S, Fluctuation, NotNegative, Positive, Profile
 
 ADMISSIONS = ("quota", "usage", "max")
@@ -47,7 +48,7 @@ class Card:
 class PoolNode:
     """Server with `cards` cards of one type; its link is reported and has no effect."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     card: str
     cards: Annotated[Count, Field(le=MAX_GPUS_OF_SERVER)]
     link_gbps: NotNegative = 0.0
@@ -197,7 +198,7 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
         raise InputError(f"base {str(source)!r} leads back to itself", path=seen[0])
     try:
         text = (
-            source.read_text(encoding="utf-8")
+            source.read_text(encoding="utf-8-sig")
             if isinstance(source, Path)
             else (_FOLDER / f"{source}.toml").read_text(encoding="utf-8")
         )
@@ -268,6 +269,9 @@ def _wrong_times(scenario: Scenario) -> Iterator[str]:
             low, high = getattr(profile.fluctuation, key)
             if low > high:
                 yield f"profile {profile.name!r}: {key} = [{low:g}, {high:g}] ends before it begins"
+        if not 1 / MAX_VALUE <= profile.ideal_duration_s <= MAX_VALUE:
+            ideal = f"workload_tflop / compute_tflops is {profile.ideal_duration_s:g} s"
+            yield f"profile {profile.name!r}: {ideal}, not within {1 / MAX_VALUE:g} to {MAX_VALUE:g}"
         if profile.window is not None and profile.window[0] > profile.window[1]:
             yield f"profile {profile.name!r}: window ends before it begins"
     ticks = duration_s / delta_t_s

@@ -38,7 +38,7 @@ class Profile:
     `window` limits arrivals to an interval, in fractions of the duration, in every arrival mode.
     """
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     compute_tflops: Positive
     memory_gb: Positive
     bandwidth_gbps: Positive

@@ -320,6 +320,11 @@ def test_a_file_at_the_path_of_the_output_folder_is_kept(tmp_path: Path) -> None
         ),
         ('base = "mine.toml"', "leads back to itself"),
         ('base = "A1"\nname = "../x"', "name: not allowed, a scenario has the name of its file"),
+        ('\ufeffbase = "A1"\ntasks = -1', "tasks: input should be greater than or equal to 0, got -1"),
+        (
+            'base = "A1"\n[[nodes]]\nname = ""\ncard = "A100"\ncards = 1',
+            "nodes.0.name: string should have at",
+        ),
         ("base = 3", "base: must be the name of a scenario, got 3"),
         (
             'base = "A1"\n[cards.A100]\nmemory_gb = -80',
@@ -369,6 +374,7 @@ vendors = ["{vendor}"]
             " 420 bandwidth_gbps of nvidia",
         ),
         (100, "amd", "profile 'giant' names the unknown vendor 'amd'; known are huawei, nvidia"),
+        (1e-300, "nvidia", "'giant': workload_tflop / compute_tflops is 1e+302 s, not within 1e-15 to 1e+15"),
         (-1, "nvidia", "profiles.0.compute_tflops: input should be greater than 0, got -1"),
     ],
 )

@@ -58,6 +58,11 @@ def test_a_bucket_begins_with_its_lower_edge() -> None:
     ]
 
 
+def test_a_histogram_has_no_more_buckets_than_a_file_can_hold() -> None:
+    found = histogram([0.05, 1e300], 0.1)
+    assert (len(found), found[0]["tasks"], found[-1]["tasks"]) == (10_001, 1, 1)
+
+
 def test_no_scenario_is_named_best_where_the_confidence_intervals_overlap() -> None:
     def said(*runs: list[float]) -> str:
         spreads = {f"A{number}": over_seeds(values) for number, values in enumerate(runs, 1)}
