@@ -16,7 +16,7 @@ from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, har
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, refuse_waiting
 from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
-from resource_manager.cli.session import Session
+from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.manager.answer_words import duration, name_in_words
@@ -59,14 +59,18 @@ def status(target: Target, name: str | None, interval_s: float | None, wide: boo
 
     with suppress(Interrupted), Session(target) as session:
         if as_json or not tables.console().is_terminal:
+            session.ask(lambda manager: _show_status(target, wide, as_json))
             while True:
-                session.ask(lambda manager: _show_status(target, wide, as_json))
                 session.signals.pause(interval_s)
+                _, trouble = session.ask_again(lambda manager: _show_status(target, wide, as_json), None)
+                if trouble:
+                    say(trouble)
         shown = session.ask(lambda manager: _status(target))
         with Live(shown, console=tables.console(), screen=True) as live:
             while True:
                 session.signals.pause(interval_s)
-                live.update(session.ask(lambda manager: _status(target)))
+                shown, trouble = session.ask_again(lambda manager: _status(target), shown)
+                live.update(tables.headed(trouble, shown))
 
 
 def _show_status(target: Target, wide: bool, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import click
 
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
-from resource_manager.errors import LeaseNotFoundError, is_outage
+from resource_manager.errors import LeaseNotFoundError, OutageError, is_outage
 from resource_manager.manager.patience import patiently
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class Session:
     def ask_patiently(self, call: Callable[[Any], T], limit_s: float) -> T:
         """Return what a call of the manager gives, made again while the store is silent."""
         return patiently(lambda: self.ask(call), limit_s, self.signals.pause)
+
+    def ask_again(self, call: Callable[[Any], T], before: T) -> tuple[T, str]:
+        """Return what a call gives now; while nobody answers what it gave `before`, and a line about that."""
+        try:
+            return self.ask(call), ""
+        except OutageError as error:
+            return before, one_line(error)
 
     @contextmanager
     def repeating(self, call: Callable[[Any], object], every_s: float) -> Iterator[None]:

@@ -41,6 +41,11 @@ def console(*, wide: bool = False) -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=WIDE if wide else None, soft_wrap=wide)
 
 
+def headed(line: str, shown: Group) -> Group:
+    """Return what is shown, below a line about it if there is one."""
+    return Group(Text(line, "red"), shown) if line else shown
+
+
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
     """Return a table of servers, with a cell for each GPU and their leases, then the pending requests."""
     colours = colours_of(leases)

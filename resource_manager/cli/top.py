@@ -57,13 +57,13 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
         _keys_at_once(),
         Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live,
     ):
-        due = time.monotonic() + interval_s
+        due, trouble = time.monotonic() + interval_s, ""
         while not _is_q_pressed(min(due - time.monotonic(), RESIZE_S)):
             session.signals.check()
             if time.monotonic() >= due:
-                found = session.ask(lambda manager: _use(target, servers))
+                found, trouble = session.ask_again(lambda manager: _use(target, servers), found)
                 due = time.monotonic() + interval_s
-            live.update(gpu_table.servers(found), refresh=True)
+            live.update(tables.headed(trouble, gpu_table.servers(found)), refresh=True)
 
 
 @contextmanager

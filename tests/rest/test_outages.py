@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager.cli import main
+from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.errors import CorruptStateError, InvalidRequestError, StaleStateError, is_outage
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceUnavailableError
@@ -93,6 +94,31 @@ def test_a_renewal_that_hangs_is_given_up_in_time_for_another(open_client: Flask
         client.renew("t", fencing_token=token)
         client.renew_all([{"task_id": "t", "fencing_token": token}])
     assert limits == [70.0, 15.0, 15.0]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_watch_goes_on_once_the_service_answers_again(
+    open_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    naps: list[float] = []
+    service = httpx.WSGITransport(open_client.application)
+
+    def nap(signals: Signals, seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise Interrupted(130)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(502) if len(naps) == 1 else service.handle_request(request)
+
+    monkeypatch.setattr(Signals, "pause", nap)
+    client = ServiceClient("http://localhost", transport=httpx.MockTransport(answer))
+    options = ["status", "--watch", "0.5", *(["--json"] if as_json else [])]
+    ran = CliRunner().invoke(main, options, obj=holding(client))
+    assert ran.exit_code == 0
+    line = "gpu-manager: no answer from http://localhost: a proxy before it gave 502 to GET /api/status\n"
+    assert ran.stderr == line
+    assert ran.stdout.count("total_servers" if as_json else "4 servers") == 2
 
 
 @pytest.mark.parametrize(
