@@ -170,7 +170,10 @@ class LeaseService(Protocol):
         """Return the one lease or pending request of that name, short id or id."""
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
-        """Return as `status_of`, once a pending request is granted or gone, at most that much later."""
+        """Return as `status_of`, once a pending request is granted or gone, at most that much later.
+
+        Where nobody answers it raises at once: the request keeps its place, and may be waited for again.
+        """
 
     def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
         """Return what changed of leases and requests after a version, once something has, or at the timeout.
