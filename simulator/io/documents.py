@@ -29,10 +29,11 @@ def first_error(error: ValidationError) -> str:
     place = ""
     for part in first["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    if first["type"] == "extra_forbidden":
-        message = "unknown key"
-    else:
-        got = first["input"]
-        message = first["msg"] + (f", got {got!r}" if isinstance(got, int | float | str) else "")
     more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-    return f"{place or 'document'}: {message}{more}"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{place}: unknown key{more}"
+    if first["type"] == "value_error" and not place:  # a rule of the whole document
+        return first["msg"].removeprefix("Value error, ") + more
+    got = first["input"]
+    shown = f", got {got!r}" if isinstance(got, int | float | str) else ""
+    return f"{place or 'document'}: {first['msg']}{shown}{more}"

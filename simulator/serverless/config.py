@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from resource_manager.manager.cluster_file.servers import MAX_SERVERS
+from simulator.io.documents import first_error
 from simulator.serverless.errors import ClusterConfigError
 from simulator.serverless.template import MAX_AMOUNT
 
@@ -90,10 +91,7 @@ class ClusterConfig(_Strict):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ClusterConfigError(f"{where}: {reason}" if where else reason, path=path) from error
+            raise ClusterConfigError(first_error(error), path=path) from error
 
     @classmethod
     def c5(cls, count: int = 1) -> ClusterConfig:

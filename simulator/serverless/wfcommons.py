@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from simulator.io.documents import first_error
 from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
@@ -72,10 +73,7 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
     try:
         instance = _Instance.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
-        raise WorkflowError(f"not a WfCommons 1.5 workflow: {reason}", path=path) from error
+        raise WorkflowError(f"not a WfCommons 1.5 workflow: {first_error(error)}", path=path) from error
     tasks = instance.workflow.specification.tasks
     number = {task.id: fn_id for fn_id, task in enumerate(tasks)}
     if len(number) != len(tasks):

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
+from simulator.io.documents import first_error
 from simulator.io.rows import MAX_VALUE
 from simulator.vgpu.tasks import GRID_S, Fluctuation, NotNegative, Positive, Profile
 
@@ -164,10 +165,7 @@ def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Sce
         # As JSON, because strict validation accepts an array as a tuple only in JSON.
         scenario = _READER.validate_json(json.dumps({"name": short, **tables}, default=str))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        given = "" if isinstance(first["input"], dict) else f", got {first['input']!r}"
-        raise InputError(f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}", path=where) from error
+        raise InputError(first_error(error), path=where) from error
     _check(scenario, where)
     return scenario
 

@@ -275,8 +275,8 @@ def test_the_public_cluster_is_the_default_cluster(shared_data: Path) -> None:
         ("servers: []", "no NUMA nodes"),
         ("servers:" + server(count=0, memory=8), "no NUMA nodes"),
         ("servers:" + server(count=10**8, memory=8), "100,000,000 NUMA nodes; no more than 1,000,000"),
-        ("servers:" + server(count=1, memory=8, cold_start_s=1e308), r"servers\.0\.cold_start_latency: "),
-        ("servers:" + server(count=1, memory=0), r"servers\.0\.numa_nodes\.memory"),
+        ("servers:" + server(count=1, memory=8, cold_start_s=1e308), r"servers\[0\]\.cold_start_latency: "),
+        ("servers:" + server(count=1, memory=0), r"servers\[0\]\.numa_nodes\.memory"),
         (
             "servers:" + server(count=1, memory=8) + server(count=1, memory=8).strip(),
             "given twice",
