@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -42,9 +43,14 @@ def read_history(source: str) -> History:
 
     Raises `InputError` with file, line and reason, or `StoreError`.
     """
+    if source.startswith("sqlite:") and not Path(urlsplit(source).path[1:]).exists():
+        raise InputError("no such file", path=source)  # opened, it would be made
     if source.startswith(STORE_SCHEMES):
         with closing(open_store(source)) as store:
             return collect(StoreHistory(store))
+    if "://" in source:
+        scheme = source.partition("://")[0]
+        raise InputError(f"--history reads a file, Redis or a database, not {scheme}://")
     path = Path(source)
     rows = read_json_lines(path)
     first = next(rows, None)

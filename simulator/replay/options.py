@@ -43,7 +43,9 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
                 help="Teams file: guarantees, limits, preemption.",
             ),
             click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
-            click.option("--history", help="A file of gpu-manager history --export, or redis://…"),
+            click.option(
+                "--history", help="A file of gpu-manager history --export, or the URL of Redis or a database."
+            ),
             click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
             click.option("--nodes", type=click.Path(path_type=Path), help="csv, json: file of the servers."),
             click.option("--pods", default="default", show_default=True, help="openb: the pod list."),

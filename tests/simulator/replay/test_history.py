@@ -378,6 +378,22 @@ def test_a_change_with_an_invalid_time_is_named(tmp_path: Path, at: str) -> None
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("sqlite:///{folder}/none.db", "none.db: no such file"),
+        ("memory://", "--history reads a file, Redis or a database, not memory://"),
+        ("airflow://", "--history reads a file, Redis or a database, not airflow://"),
+        ("https://gpu.example", "--history reads a file, Redis or a database, not https://"),
+    ],
+)
+def test_what_is_no_history_is_named_and_not_made(tmp_path: Path, source: str, message: str) -> None:
+    result = CliRunner().invoke(main, ["replay", "--history", source.format(folder=tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_lease_that_is_granted_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     record("memory://", "first_fit", "fifo", path)
