@@ -277,26 +277,20 @@ def from_refusal(refusal: Refusal) -> ProblemError:
     )
 
 
+def problem_of(error: Exception) -> ProblemError:
+    """Return the problem of an error; the details of a crash are in the log."""
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, ValidationError):
+        return from_validation(error)
+    if isinstance(error, ResourceManagerError):
+        return from_manager(error)
+    if isinstance(error, HTTPException):
+        return from_http(error)
+    logger.error("unhandled error at %r", flask.request.path, exc_info=error)
+    return ProblemError(500, "internal error: see the log of the service")
+
+
 def install(app: flask.Flask) -> None:
     """Turn every error of the app into a problem document, unknown paths and crashes included."""
-
-    @app.errorhandler(ProblemError)
-    def on_problem(error: ProblemError) -> flask.Response:
-        return error.response()
-
-    @app.errorhandler(ValidationError)
-    def on_validation(error: ValidationError) -> flask.Response:
-        return from_validation(error).response()
-
-    @app.errorhandler(ResourceManagerError)
-    def on_manager(error: ResourceManagerError) -> flask.Response:
-        return from_manager(error).response()
-
-    @app.errorhandler(HTTPException)
-    def on_http(error: HTTPException) -> flask.Response:
-        return from_http(error).response()
-
-    @app.errorhandler(Exception)
-    def on_crash(error: Exception) -> flask.Response:
-        logger.exception("unhandled error at %r", flask.request.path)
-        return ProblemError(500, "internal error: see the log of the service").response()
+    app.register_error_handler(Exception, lambda error: problem_of(error).response())

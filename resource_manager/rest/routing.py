@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast, get_type_hints
 
 import flask
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import to_json
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from resource_manager.errors import ResourceManagerError, StoreError
+from resource_manager.errors import StoreError
 from resource_manager.manager.commit.asking import as_caller, asked_by
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
@@ -142,18 +142,12 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
 
     @functools.wraps(route.handler)
     def view(**path: Any) -> flask.Response:
-        if not route.page:
-            return answer(**path)
         try:
             return answer(**path)
-        except ProblemError as problem:
-            return _error_page(problem)
-        except ResourceManagerError as error:
-            return _error_page(problems.from_manager(error))
-        except ValidationError as error:
-            return _error_page(problems.from_validation(error))
-        except HTTPException as error:
-            return _error_page(problems.from_http(error))
+        except Exception as error:
+            if not route.page:
+                raise
+            return _error_page(problems.problem_of(error))
 
     return view
 
