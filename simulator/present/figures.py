@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,7 +93,14 @@ def height_of(rows: int) -> float:
 
 def save_png(figure: Any, path: Path) -> None:
     """Save a figure as a PNG file, as a whole or not at all."""
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write_atomically(path, lambda temporary: _save(figure, temporary))
+
+
+def _save(figure: Any, target: Any, **options: Any) -> None:
+    """Save a figure without a warning on the screen about letters that no font has: they are boxes there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ")
+        figure.savefig(target, dpi=150, **options)
 
 
 def picture(title: str, figure: Any, *, wide: bool = False) -> Picture:
@@ -101,7 +109,7 @@ def picture(title: str, figure: Any, *, wide: bool = False) -> Picture:
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
-        figure.savefig(text, format="svg", dpi=150, transparent=True, metadata={"Date": None})
+        _save(figure, text, format="svg", transparent=True, metadata={"Date": None})
     figure.set_layout_engine("none")  # laid out now; a PNG file of it need not do it again
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]

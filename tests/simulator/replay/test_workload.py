@@ -34,7 +34,7 @@ s,30,20,1,500,1,,blue,5
 
 
 def files(folder: Path, nodes: str = NODES, jobs: str = JOBS) -> tuple[Path, Path]:
-    (folder / "nodes.csv").write_text(nodes)
+    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
     (folder / "jobs.csv").write_text(jobs)
     return folder / "nodes.csv", folder / "jobs.csv"
 
@@ -298,6 +298,13 @@ def test_servers_without_gpus_have_a_page(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     page = (tmp_path / "o" / "report.html").read_text()
     assert "jobs wait 5 s on average and 10 s at most." in page
+
+
+def test_names_in_letters_that_no_font_has_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    files(tmp_path, NODES.replace("a,2", "\U00013000,2"))
+    result = replay(tmp_path, "--output-dir", str(tmp_path / "o"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "\U00013000" in (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_job_of_no_kind_that_is_there_is_not_told_to_split(tmp_path: Path) -> None:
