@@ -590,7 +590,7 @@ def test_a_restored_state_takes_the_place_of_the_version_that_was_read_and_of_no
     before = other.incarnation
     add(other, mine, "late")
     for version in (None, 100):
-        with pytest.raises(StaleStateError):
+        with pytest.raises(StaleStateError, match=f"expected version {version or 0}, found 101"):
             restored(store, first_state(3), version)
     assert (mine.leases["late"].fencing_token, len(fresh(store).nodes)) == (91, 2)
     name = restored(store, replace(first_state(3), version=200), 101)

@@ -348,7 +348,7 @@ class RedisStore:
             len(once),
             *(key.stored(reference) for key, reference in once),
             *layout.parts_of(snapshot),
-            version=snapshot.version,
+            version=int(of_restore[0] or 0) if mode == "restore" else snapshot.version,
             once=once,
             passing=b"exists",
         )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import RedisStore, open_store
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.redis.client import RedisClient
 from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
@@ -489,6 +491,21 @@ def test_a_first_state_with_a_lost_answer_is_recognised(
     assert store.initialise(first_state()), "it is sent again and recognised"
     assert proxy.lose_answers == 0
     assert not opened(url).initialise(first_state())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_restore_with_a_lost_answer_is_made_once(
+    proxy: Proxy, url: str, embedded_redis: RedisServer, lost: int
+) -> None:
+    store = opened(proxy.url(url.partition("namespace=")[2]))
+    before = started(store)
+    backup = replace(before.snapshot(), version=before.version + 100)
+    embedded_redis.client().script_load(store._write.text)
+    name = new_incarnation(store.now(), store.incarnation)
+    proxy.lose_answers = lost
+    store.restore(backup, before.version, incarnation=name, suspended_until=0.0, history_until=0)
+    assert proxy.lose_answers == 0
+    assert store.incarnation == name
 
 
 def test_the_next_read_tells_an_unknown_outcome(proxy: Proxy, url: str) -> None:
