@@ -34,7 +34,7 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
                 type=FiniteRange(min=0, min_open=True),
                 default=CHECKPOINT_S,
                 show_default=True,
-                help="--teams: seconds between a job's checkpoints; what came after is lost at a preemption.",
+                help="--teams, --history: seconds between checkpoints; a preemption loses what came after.",
             ),
             click.option(
                 "--teams",
@@ -111,6 +111,8 @@ def reject_unused_options(trace: str | None, history: str | None, orders: Sequen
         raise BadInput("name one workload: --trace with its files, or --history")
     workload = "--history" if trace is None else f"--trace {trace}"
     reject_given(UNUSED_OPTIONS[trace], f"cannot be used with {workload}")
+    if history is None and not click.get_current_context().params["teams"]:
+        reject_given(("checkpoint_s",), "applies only to --teams and --history: else nothing is preempted")
     if not any(order.startswith("fair_share") for order in orders):
         reject_given(("quotas",), "applies only to the order fair_share")
 

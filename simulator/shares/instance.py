@@ -97,6 +97,8 @@ class Instance:
 def read_instance(path: Path) -> Instance:
     """Return the instance in a JSON file; raise `InputError`."""
     document = read_document(path, InstanceDocument)
+    if not document.jobs or not any(document.gpus.values()):
+        raise InputError(f"there are no {'gpus' if document.jobs else 'jobs'}", path=path)
     table = document.throughputs
     if isinstance(table, str):
         table = read_document(path.parent / table, Throughputs)
@@ -118,10 +120,10 @@ def read_instance(path: Path) -> Instance:
             raise InputError(f"{where}: unknown type {job.type!r}; throughputs has no such", path=path)
         if document.teams is not None and job.team is not None and job.team not in document.teams:
             raise InputError(f"{where}: unknown team {job.team!r}; teams has no such", path=path)
+        if unknown := set(job.throughput or ()) - document.gpus.keys():
+            raise InputError(f"{where}: unknown GPU type {min(unknown)!r}; gpus has no such", path=path)
         rates = alone[job.type] if job.type is not None else _by_type(job.throughput or {}, types)
         jobs[job.name] = Job(job.name, job.type, rates, job.team, job.weight, job.gpus)
-    if not jobs or not any(document.gpus.values()):
-        raise InputError(f"there are no {'jobs' if not jobs else 'gpus'}", path=path)
     return Instance(document.gpus, tuple(jobs.values()), document.teams or {}, pairs)
 
 

@@ -330,6 +330,10 @@ def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
         (["--trace", "muri", "--nodes", "n.csv"], "--nodes cannot be used with --trace muri"),
         (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs cannot be used with --history"),
         (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "cannot read the file n.csv"),
+        (
+            ["--trace", "csv", "--checkpoint-every", "9"],
+            "--checkpoint-every applies only to --teams and --hist",
+        ),
         (["--trace", "csv", "--quotas", "a=1,a=0"], "one a team, such as"),
         (["--trace", "csv", "--teams", "t", "--checkpoint-every", "nan"], "'nan' is not a finite number"),
         (["--trace", "openb", "--order", "fifo"], "--order cannot be used with --trace openb"),

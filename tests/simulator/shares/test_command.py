@@ -135,7 +135,7 @@ TEAM = {"a": {"weight": 1, "within": "fairness"}}
         ([job("x")], {"throughputs": {"alone": 3}}, "alone: Input should be a valid dictionary"),
         ([job("x")], {"throughputs": {"alone": {}, "pairs": [{"types": ["a"]}]}}, "at least 2 items"),
         ([job("x")], {"throughputs": {"pairs": [{"types": ["a", "b"], "old": 1}]}}, "a valid list"),
-        ([job("x", throughput={"older": 1})], {}, "job 'x' can run on no GPU type of the fleet"),
+        ([job("x", throughput={"older": 1})], {}, "job 'x': unknown GPU type 'older'; gpus has no such"),
         ([job("x", throughput={"old": 0})], {}, "job 'x' can run on no GPU type of the fleet"),
         ([job("x", gpus=2)], {}, "instance.json: job 'x' can run on no GPU type of the fleet"),
         ([job("x", gpu=2)], {}, "instance.json: jobs[0].gpu: unknown key"),
