@@ -205,7 +205,7 @@ def read_tables(folder: Path) -> Tables:
             for gpus, rate in counts.items()
         }
         samples = {model: int(number) for model, number in values["dataset_size"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError(
             "not steps_per_s by model, batch size and GPUs with dataset_size", path=path
         ) from error
@@ -230,5 +230,5 @@ def _read_by_noise(path: Path) -> dict[tuple[str, int, int], tuple[tuple[int, ..
             for first, counts in firsts.items()
             for gpus, rows in counts.items()
         }
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError("not [epoch, batch size] by model, first batch size and GPUs", path=path) from error

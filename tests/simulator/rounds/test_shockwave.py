@@ -195,7 +195,9 @@ def assert_refused(result: Result, message: str) -> None:
         ("throughputs.json", "{}", "throughputs.json: not steps_per_s by model, batch size and GPUs"),
         ("throughputs.json", '{"steps_per_s": {"LM": {"40": {"1": -1}}}, "dataset_size": {"LM": 4}}',
          "throughputs.json: LM, batch size 40, 1 GPU: rate is -1.0"),
+        ("throughputs.json", '{"steps_per_s": {}, "dataset_size": {"LM": 1e400}}', "not steps_per_s by"),
         ("gns.json", '{"LM": {"40": {"1": [3]}}}', "gns.json: not [epoch, batch size] by model"),
+        ("gns.json", '{"LM": {"40": {"1": [[1e400, 8]]}}}', "gns.json: not [epoch, batch size] by model"),
     ],
 )  # fmt: skip
 def test_bad_files_are_named(tmp_path: Path, file: str, text: str | None, message: str) -> None:
