@@ -68,6 +68,7 @@ _ADVICE = (
     ("Hash slot not served", _CLUSTER_DOWN),
     ("The cluster is down", _CLUSTER_DOWN),
     ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
+    ("as reply type byte", "it is no Redis: check its port"),
     ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
     ("unknown command 'EVALSHA'", "it is a sentinel: its address begins with redis+sentinel://"),
 )
@@ -135,7 +136,7 @@ class RedisClient:
                 # The driver would report an unknown option only when it connects.
                 pool = driver.connection_pool
                 pool.connection_class(**pool.connection_kwargs)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, redis.exceptions.RedisError) as error:
             unknown = re.search("unexpected keyword argument ('.*')", str(error))
             reason = "its port is not a number" if "Port could not" in str(error) else str(error)
             reason = f"{unknown[1]} is no option of it" if unknown else reason
@@ -244,8 +245,11 @@ class RedisClient:
                 ) from error
             if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
                 raise outage(f"{self.address}: {MEMORY_FULL}", StoreFullError) from error
-            is_mute = isinstance(error, redis.exceptions.TimeoutError) and "rediss://" in self.address
-            hint = "; if it has no TLS, its address begins with redis://" if is_mute else ""
+            hint = ""
+            if isinstance(error, redis.exceptions.TimeoutError) and "rediss://" in self.address:
+                hint = "; if it has no TLS, its address begins with redis://"
+            elif ("reset by peer" in text or "closed by server" in text) and "redis://" in self.address:
+                hint = "; if it has TLS, its address begins with rediss://"
             raise outage(f"{self.address}: {_explain(error, text)}{hint}") from error
 
     def hash_of(self, key: str) -> dict[bytes, bytes]:

@@ -34,6 +34,7 @@ from tests.redis_server import RedisServer
         "unix://",
         "redis://localhost:6379/0?socket_timeout=soon",
         "redis://localhost:6379/0?colour=red",
+        "rediss://localhost:6379/0?ssl_cert_reqs=sometimes",
         "redis+sentinel://localhost:26379",
         "redis+sentinel://localhost/mymaster",
         "redis+sentinel://a:1,b/mymaster",

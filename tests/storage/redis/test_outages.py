@@ -75,6 +75,14 @@ def test_a_fault_is_named_with_what_to_do(
         (redis.ConnectionError("max number of clients reached"), "no connection left: raise maxclients"),
         (redis.exceptions.MovedError("6249 10.0.0.1:6379"), "connect to 10.0.0.1:6379"),
         (redis.exceptions.ClusterDownError("Hash slot not served"), "its Redis Cluster is down"),
+        (
+            redis.InvalidResponse('Protocol error, got "<" as reply type byte'),
+            "it is no Redis: check its port",
+        ),
+        (
+            redis.ConnectionError("Error while reading from h:1 : (104, 'Connection reset by peer')"),
+            "if it has TLS, its address begins with rediss://",
+        ),
         (redis.ResponseError("unknown command 'SENTINEL'"), "it is no sentinel: name the sentinels"),
         (redis.ResponseError("unknown command 'EVALSHA', with"), "it is a sentinel: its address begins with"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "it is still loading its data"),
