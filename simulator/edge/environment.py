@@ -220,8 +220,10 @@ def _resources(cpus: int, memory_mib: int) -> dict[str, int]:
     return {"cpus": cpus, "memory_mib": memory_mib}
 
 
-def check_feasible(dataset: Dataset) -> None:
-    """Raise `SimulationError` if a task requests more than any host has: it might never end."""
+def check_feasible(dataset: Dataset, kinds: tuple[Kind, ...]) -> None:
+    """Raise `SimulationError` without hosts, or if a task requests more than any has: it might never end."""
+    if "Cloud" not in kinds:
+        raise SimulationError(f"a plan needs the cloud hosts, and kinds is {kinds}")
     hosts = [dataset.first_capacity(device) for device in dataset.devices if device.kind == "Cloud"]
     for task in dataset.tasks.values():
         category = dataset.categories[task.category_id]

@@ -14,6 +14,7 @@ from simulator.edge.dataset import (
     JobGraph,
     Task,
 )
+from simulator.errors import InputError
 
 CATEGORIES = 50
 ARRIVALS_END_S = 1200
@@ -28,8 +29,18 @@ def generate(
 
     The ranges are those of the public datasets: requests of 1 to 8, tasks of 5 to some hundred seconds,
     data of 1 to 50, user devices online for some minutes of 1,200 seconds, 5 to 10 times slower than the
-    fastest host.
+    fastest host. Raises `InputError` for less than one job, host or task, or a number below 0.
     """
+    for name, count, least in (
+        ("seed", seed, 0),
+        ("jobs", jobs, 1),
+        ("hosts", hosts, 1),
+        ("stations", stations, 0),
+        ("ues", ues, 0),
+        ("tasks_per_job", tasks_per_job, 1),
+    ):
+        if count < least:
+            raise InputError(f"{name} must be {least} or more, got {count}")
     random = np.random.default_rng(seed)
 
     def between(low: int, high: int) -> int:

@@ -53,7 +53,7 @@ def plan_timetable(
 
     Unlike `water_gate`, it uses jobs before they arrive: it is an offline policy.
     """
-    check_feasible(dataset)
+    check_feasible(dataset, kinds)
     devices = devices_of(dataset, kinds)
     problem = arrays_of(dataset, devices)
     trials = max(1, min(MAX_TRIALS, tasks_placed // len(dataset.tasks)))

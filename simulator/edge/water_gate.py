@@ -26,7 +26,7 @@ def plan_water_gate(
     hosts reach that job: the gate. The policy is deterministic, so `seed` has no effect.
     Source: the contest entry `reskipper/6GANA_AIC`.
     """
-    check_feasible(dataset)
+    check_feasible(dataset, kinds)
     environment = Environment(dataset, kinds)
     devices = sorted(environment.devices, key=attrgetter("compute_factor"))
     hosts = [device for device in devices if device.kind == "Cloud"]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.random_dataset import generate
+from simulator.errors import InputError
 
 
 @settings(max_examples=15)
@@ -29,3 +30,9 @@ def test_a_generated_dataset_reads_back(
 def test_a_dataset_depends_on_the_seed() -> None:
     assert generate(1).tasks == generate(1).tasks
     assert generate(1).tasks != generate(2).tasks
+
+
+@pytest.mark.parametrize("numbers", [{"jobs": 0}, {"hosts": 0}, {"tasks_per_job": 0}, {"ues": -1}])
+def test_what_no_policy_could_plan_is_not_generated(numbers: dict[str, int]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(numbers))} must be [01] or more, got "):
+        generate(1, **numbers)

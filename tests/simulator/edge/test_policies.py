@@ -119,6 +119,12 @@ def test_more_trials_never_give_a_worse_plan() -> None:
     assert many.mean_jct_s <= few.mean_jct_s
 
 
+def test_a_plan_without_hosts_is_refused() -> None:
+    for plan in POLICIES.values():
+        with pytest.raises(SimulationError, match="a plan needs the cloud hosts, and kinds is"):
+            plan(generate(1, jobs=1), ("BS", "UE"))
+
+
 def test_a_task_too_large_for_every_host_is_refused(tables: Path) -> None:
     path = tables / "category_table.csv"
     path.write_text(path.read_text().replace("0,2,2,3", "0,9,2,3"))
