@@ -119,12 +119,10 @@ class Database:
                 return self._lend(work)
             except PoolTimeoutError as error:
                 raise outage(f"{self.address}: all connections of this process are in use") from error
-            except self.dialect.driver.IntegrityError as error:
-                busy += 1  # another client wrote the same row first
-                if busy > MAX_RETRIES_BUSY:
-                    raise outage(f"{self.address}: {_words(error)}") from error
             except self.dialect.driver.Error as error:
                 fault = self.dialect.explain(error)
+                if isinstance(error, self.dialect.driver.IntegrityError):
+                    fault = Fault("busy", _words(error))  # another client wrote the same row first
                 if fault.kind == "missing" and not self._created:
                     self.create()
                     continue
