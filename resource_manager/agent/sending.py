@@ -117,8 +117,8 @@ class _Service:
             connection.sock.settimeout(timeout_s)
             text = None if body is None else json.dumps(body)
             connection.request(method, f"{self._path}{path}", text, self._headers)
-            response = connection.getresponse()
-            answer = response.read(MAX_REPLY_BYTES)
+            with connection.getresponse() as response:
+                answer = response.read(MAX_REPLY_BYTES)
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise NoAnswerError(f"{self.url} does not answer: {reason}") from error
