@@ -25,12 +25,7 @@ from resource_manager.airflow.task_trigger.waits import GrantWait
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, in_thread
 from resource_manager.core.changes import Outcome
 from resource_manager.core.identifiers import as_reason
-from resource_manager.errors import (
-    LeaseNotFoundError,
-    ResourceManagerError,
-    StoreUnavailableError,
-    is_outage,
-)
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, StoreUnavailableError, is_outage
 from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again
@@ -110,7 +105,7 @@ class TaskTrigger(TaskBoundTrigger):
         while status is not None and status["state"] == "WAITING":
             wait.before_s = await self._before_s(status)
             state = await wait.until_over()
-            self._waited = {"waited_s": wait.waited_s, "reasons": wait.reasons}
+            self._waited = wait.in_short()
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
                 self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
                 return TaskState.ENDED
@@ -119,11 +114,8 @@ class TaskTrigger(TaskBoundTrigger):
             return TaskState.ENDING
         self._lease.allocation = status
         if not self._waited and restarts_of(status["labels"]) == self._notes.restarts:
-            # It was granted before this trigger looked, maybe before the task had left its worker.
             wait.before_s = self._notes.before_s
-            wait.see_granted(status)
-            if wait.waited_s:
-                self._waited = {"waited_s": wait.waited_s, "reasons": []}
+            self._waited = wait.until_granted(status)
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             self._lease.allocation = await self._lease.renew()
         return TaskState.STARTING if self._lease.allocation["preempted_by"] is None else TaskState.PREEMPTED

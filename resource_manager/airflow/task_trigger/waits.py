@@ -64,7 +64,7 @@ class GrantWait:
                     continue
                 if lease is not None:
                     self.fencing_token = lease["fencing_token"]
-                    self.see_granted(lease)
+                    self.until_granted(lease)
                     return GrantState.GRANTED
                 if entry is not None and self._is_too_long(entry):
                     return GrantState.MAX_WAIT_EXCEEDED
@@ -74,10 +74,15 @@ class GrantWait:
                     return GrantState.REQUEST_LOST
                 await trigger.shared.until_set(changed, self._pause_s(is_known=entry is not None))
 
-    def see_granted(self, lease: Allocation) -> None:
-        """Take the time of the wait from the lease; it stays 0 for one that was granted at once."""
+    def in_short(self) -> dict[str, Any]:
+        """Return the wait as it is in the event of the task's end."""
+        return {"waited_s": self.waited_s, "reasons": self.reasons}
+
+    def until_granted(self, lease: Allocation) -> dict[str, Any]:
+        """Return the wait for a lease, which may be granted before anybody looked; empty if none was seen."""
         if lease["queued_at"] is not None:
             self.waited_s = max(lease["granted_at"] - lease["queued_at"] - self.before_s, 0.0)
+        return self.in_short() if self.waited_s else {}
 
     def _is_too_long(self, entry: QueueEntry) -> bool:
         """Say in the log why the request waits; return whether it has for longer than it may."""
