@@ -147,7 +147,8 @@ def history_as_file(history: str | None, output_dir: Path | None) -> Iterator[st
         yield history
         return
     with tempfile.TemporaryDirectory(prefix="history-") as folder:
+        recorded = read_history(history)  # one that cannot be read leaves no folder
         path = (output_dir or Path(folder)) / "history.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(read_history(history), path)
+        write_file(recorded, path)
         yield str(path)

@@ -388,10 +388,12 @@ def test_a_change_with_an_invalid_time_is_named(tmp_path: Path, at: str) -> None
     ],
 )
 def test_what_is_no_history_is_named_and_not_made(tmp_path: Path, source: str, message: str) -> None:
-    result = CliRunner().invoke(main, ["replay", "--history", source.format(folder=tmp_path)])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert not list(tmp_path.iterdir())
+    for command in ("replay", "compare"):
+        options = ["--history", source.format(folder=tmp_path), "--output-dir", str(tmp_path / "out")]
+        result = CliRunner().invoke(main, [command, *options])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_lease_that_is_granted_twice_is_named(tmp_path: Path) -> None:
