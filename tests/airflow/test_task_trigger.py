@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import shared_manager, task_results
     from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.task_trigger import job_watch
     from resource_manager.airflow.task_trigger import trigger as trigger_steps
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.task_trigger.task_lease import TaskLease
@@ -209,6 +210,33 @@ def test_two_triggers_of_one_task_run_its_job_once_and_fire_the_same_event(asks,
     assert {**first, "waited_s": 0} == {**second, "waited_s": 0}
     assert (tmp_path / "runs").read_text() == "run\n"
     assert manager.leases() == []
+
+
+def test_a_triggerer_that_was_stopped_takes_no_server_for_silent(asks, monkeypatch):
+    """While it was stopped it heard nothing of the look that it had begun."""
+    monkeypatch.setattr(job_watch, "MAX_STEP_S", 0.1)
+    monkeypatch.setattr(job_watch, "LOOK_S", 0.01)
+    logs, was_stopped = LocalLauncher.logs, threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def slow(launcher, key, offset):
+        if not was_stopped.is_set():
+            asyncio.run_coroutine_threadsafe(stopped(), loops[0])
+            time.sleep(1.0)
+        return logs(launcher, key, offset)
+
+    async def stopped():
+        was_stopped.set()
+        time.sleep(0.8)
+
+    monkeypatch.setattr(LocalLauncher, "logs", slow)
+    trigger = asks("echo over", unreachable_s=0.5)
+
+    async def run():
+        loops.append(asyncio.get_running_loop())
+        return (await anext(trigger.run())).payload
+
+    assert asyncio.run(asyncio.wait_for(run(), 30))["state"] == EndState.JOB_ENDED
 
 
 def test_an_end_of_an_earlier_lease_leaves_the_newest_one_alone(asks, manager):

@@ -34,6 +34,9 @@ LOOK_EVERY_S = 10.0
 LOOK_S = 5.0
 """Longest time that the members' answers are waited for before lease, timeout and states are checked."""
 
+MAX_STEP_S = LOOK_S + 1.0
+"""Most of the time between two checks that is silence of a server: this process may have been stopped."""
+
 TAIL_LINES = 20
 """Last lines of a member's output in the task's log, if the job failed."""
 
@@ -62,7 +65,7 @@ class JobWatch:
         self._log, self._shared = trigger.log, trigger.shared
         self._started_at = started_at
         self._clock = asyncio.get_running_loop().time
-        self._measured_at = self._clock()
+        self._measured_at = self._checked_at = self._clock()
         self._renew_at = self._measured_at + renewal_due_s
         self._changed = asyncio.Event()
         self._renewal: asyncio.Task[None] | None = None
@@ -265,11 +268,14 @@ class JobWatch:
 
     async def _out_of_reach(self) -> TaskEnd | None:
         """Return the end by members out of reach for too long; those within reach are ended before."""
-        now = self._clock()
+        passed_s = min(self._clock() - self._checked_at, MAX_STEP_S)
+        self._checked_at = self._clock()
+        for watch in self._watches:
+            watch.silent_s = watch.silent_s + passed_s if watch.is_silent else 0.0
         lost = [
             watch
             for watch in self._watches
-            if not watch.has_ended and watch.is_silent and now - watch.reached_at > self._plan.unreachable_s
+            if not watch.has_ended and watch.silent_s > self._plan.unreachable_s
         ]
         if not lost:
             return None

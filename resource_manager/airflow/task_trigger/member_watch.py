@@ -34,7 +34,8 @@ class MemberWatch:
     ) -> None:
         self.job = job
         self.status = JobStatus(JobState.RUNNING)
-        self.reached_at = asyncio.get_running_loop().time()
+        self.silent_s = 0.0
+        """For so long the server has not answered, as far as this process ran."""
         self.problem = ""
         self.offset = 0
         self.last_line = ""
@@ -71,7 +72,6 @@ class MemberWatch:
             look.result()
 
     async def _look_once(self) -> None:
-        clock = asyncio.get_running_loop().time
         try:
             if self._copies_log:
                 status = await self._copy_log()
@@ -81,7 +81,7 @@ class MemberWatch:
             self.problem = str(error)
             self._log.warning("the job's state is unknown, it may still run: %s", error)
             return
-        self.status, self.problem, self.reached_at = status, "", clock()
+        self.status, self.problem = status, ""
 
     async def _copy_log(self) -> JobStatus:
         """Copy the job's new output to the log; return its status, for which all output is there.
