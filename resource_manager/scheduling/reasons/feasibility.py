@@ -199,8 +199,10 @@ class _Reasons:
 
     def _fault(self, request: Request) -> str:
         """Return why the policy has no place for a request that fits."""
+        if (fault := fault_of(self._current.policy)) is None:
+            return ""
         with closed_for(self._cluster, request, self._current):
-            return fault_of(self._current.policy, self._cluster, request)
+            return fault(self._cluster, request)
 
     def _node(self, request: Request) -> NodeState | None:
         """Return a node that the request fits now, or None."""

@@ -84,10 +84,10 @@ def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[s
     return {} if scores is None else scores(cluster, request)
 
 
-def fault_of(policy: Policy, cluster: ClusterState, request: Request) -> str:
-    """Return why the policy has no place for a request that fits; empty for one that has no faults."""
+def fault_of(policy: Policy) -> Callable[[ClusterState, Request], str] | None:
+    """Return what says why the policy has no place for a request that fits; None for one without faults."""
     fault: Callable[[ClusterState, Request], str] | None = getattr(policy, "fault", None)
-    return "" if fault is None else fault(cluster, request)
+    return fault
 
 
 __all__ = [
