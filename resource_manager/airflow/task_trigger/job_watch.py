@@ -268,8 +268,8 @@ class JobWatch:
 
     async def _out_of_reach(self) -> TaskEnd | None:
         """Return the end by members out of reach for too long; those within reach are ended before."""
-        passed_s = min(self._clock() - self._checked_at, MAX_STEP_S)
-        self._checked_at = self._clock()
+        now = self._clock()
+        passed_s, self._checked_at = min(now - self._checked_at, MAX_STEP_S), now
         for watch in self._watches:
             watch.silent_s = watch.silent_s + passed_s if watch.is_silent else 0.0
         lost = [
