@@ -56,10 +56,10 @@ def test_a_right_that_a_redis_user_lacks_is_named_with_its_rule(own_redis: Redis
     assert "ACL SETUSER <name> ~{" in first
 
 
-def test_a_server_without_tls_is_thought_of_where_an_address_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.storage.redis.client.SOCKET_TIMEOUT_S", 0.05)
+def test_a_server_without_tls_is_thought_of_where_an_address_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # as a Redis is that waits for the end of a command
-        url = f"rediss://127.0.0.1:{mute.getsockname()[1]}/0"
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        url = f"rediss://{address}/0?socket_timeout=0.05&socket_connect_timeout=0.05"
         with pytest.raises(
             StoreUnavailableError, match=r"if it has no TLS, its address begins with redis://$"
         ):

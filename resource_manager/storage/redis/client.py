@@ -105,6 +105,7 @@ class RedisClient:
         """Whether the last claim on a lock had to wait: then the next one will, too."""
         self._answered_in_s = 0.0
         self._quick_s = quick_s
+        self._timeout_s: float = driver.connection_pool.connection_kwargs["socket_timeout"]
 
     @classmethod
     def from_url(cls, url: str, quick_s: float = QUICK_S) -> RedisClient:
@@ -250,7 +251,7 @@ class RedisClient:
                 hint = "; if it has no TLS, its address begins with redis://"
             elif ("reset by peer" in text or "closed by server" in text) and "redis://" in self.address:
                 hint = "; if it has TLS, its address begins with rediss://"
-            raise outage(f"{self.address}: {_explain(error, text)}{hint}") from error
+            raise outage(f"{self.address}: {_explain(error, text, self._timeout_s)}{hint}") from error
 
     def hash_of(self, key: str) -> dict[bytes, bytes]:
         """Return the fields of a hash."""
@@ -269,7 +270,7 @@ class RedisClient:
         with self.reporting():
             # In parts well below the socket's timeout.
             while (left_s := deadline - time.monotonic()) > 0:
-                [found] = self.ask(blocking_read(key, min(left_s, SOCKET_TIMEOUT_S / 2)))
+                [found] = self.ask(blocking_read(key, min(left_s, self._timeout_s / 2)))
                 if found:
                     value: bytes = found[1]
                     return value
@@ -382,7 +383,7 @@ def _is_broken(error: redis.exceptions.RedisError) -> bool:
     return isinstance(error, broken) or "read only replica" in str(error)
 
 
-def _explain(error: redis.exceptions.RedisError, text: str) -> str:
+def _explain(error: redis.exceptions.RedisError, text: str, timeout_s: float) -> str:
     for code, advice in _ADVICE:
         if code in text:
             return advice
@@ -391,7 +392,7 @@ def _explain(error: redis.exceptions.RedisError, text: str) -> str:
     if isinstance(error, redis.exceptions.MovedError):
         return f"its Redis Cluster keeps this state elsewhere: connect to {error.host}:{error.port}"
     if isinstance(error, redis.exceptions.TimeoutError):
-        return f"it did not answer within {SOCKET_TIMEOUT_S:g} s ({text})"
+        return f"it did not answer within {timeout_s:g} s ({text})"
     if isinstance(error, MasterNotFoundError):  # its text is a dump of the driver's objects
         return "no sentinel that answers knows the primary: check their addresses and the service's name"
     if isinstance(error, redis.exceptions.ConnectionError):

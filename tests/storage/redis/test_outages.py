@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.storage.redis import client as client_module
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
@@ -151,26 +150,24 @@ class Mute:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("redis://{}/0", "it did not answer within 0.1 s"),
-        ("rediss://{}/0", "if it has no TLS, its address begins with redis://"),
+        ("redis://{}/0?socket_timeout=0.1", "it did not answer within 0.1 s"),
+        (
+            "rediss://{}/0?socket_timeout=0.1&socket_connect_timeout=0.1",
+            "if it has no TLS, its address begins with redis://",
+        ),
     ],
 )
-def test_a_server_that_never_answers_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, mute: Mute, url: str, words: str
-) -> None:
-    monkeypatch.setattr(client_module, "SOCKET_TIMEOUT_S", 0.1)
+def test_a_server_that_never_answers_is_asked_once(mute: Mute, url: str, words: str) -> None:
     with closing(RedisClient.from_url(url.format(mute.place))) as client:
         with pytest.raises(StoreUnavailableError, match=words):
             client.time()
         assert len(mute.connections) == 1
 
 
-def test_a_server_that_answers_no_more_is_asked_on_one_more_connection(
-    monkeypatch: pytest.MonkeyPatch, own_redis: RedisServer
-) -> None:
-    monkeypatch.setattr(client_module, "SOCKET_TIMEOUT_S", 0.5)
+def test_a_server_that_answers_no_more_is_asked_on_one_more_connection(own_redis: RedisServer) -> None:
     proxy = Proxy(str(own_redis.socket))
-    with closing(proxy), closing(RedisClient.from_url(proxy.url("x"))) as client:
+    url = f"{proxy.url('x')}&socket_timeout=0.5"
+    with closing(proxy), closing(RedisClient.from_url(url)) as client:
         client.time()
         proxy.partitioned = True
         begin = time.monotonic()
