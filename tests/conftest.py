@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"public data not found at {folder}; set SHARED_DATA to its folder")
     return folder
+
+
+@pytest.fixture
+def set_wall_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[float], float]], None]:
+    """Return a function that has this machine's wall clock show that of the true time."""
+    true_time = time.time
+    return lambda shown: monkeypatch.setattr(time, "time", lambda: shown(true_time()))
+
+
+@pytest.fixture
+def as_another_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which this process counts as one of another user."""
+    own = os.geteuid()
+    return lambda: monkeypatch.setattr(os, "geteuid", lambda: own + 1)
 
 
 @pytest.fixture

@@ -895,14 +895,14 @@ HELD = re.compile(rf"(?:/memfd:|/)({JOB_KEY.pattern})(?: \(deleted\)|/lock)")
 """Descriptor of a process that registered itself, or that inherited the lock of its job."""
 
 
-def live_jobs() -> dict[str, Any]:
+def live_jobs(timeout_s: float = JOBS_TIMEOUT_S) -> dict[str, Any]:
     """Return the keys of the jobs of which this machine has a process, and whether all processes were read.
 
     Processes that begin meanwhile are read, too, until there is none that was not.
     """
     keys: set[str] = set()
     complete = sees_all_processes()
-    give_up_at = time.monotonic() + JOBS_TIMEOUT_S
+    give_up_at = time.monotonic() + timeout_s
     known: set[str] = set()
     while pids := {name for name in os.listdir("/proc") if name.isdigit()} - known:
         known |= pids

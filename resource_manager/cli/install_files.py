@@ -54,11 +54,11 @@ def files(kind: str, folder: Path, as_json: bool) -> None:
         click.echo("\n".join(written))
 
 
-def write_files(kind: str, folder: Path) -> list[Path]:
+def write_files(kind: str, folder: Path, package: Path = PACKAGE) -> list[Path]:
     """Write the files of a kind and return their paths; raises `Failure` rather than change a file."""
     texts = {}
     for written, source in KINDS[kind].items():
-        root = PACKAGE / source
+        root = package / source
         for path in [root] if root.is_file() else sorted(filter(Path.is_file, root.rglob("*"))):
             if path.parent.name == "__pycache__":  # pip compiles the DAG of the stack, too
                 continue

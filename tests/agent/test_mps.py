@@ -82,9 +82,9 @@ def test_without_the_program_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert keep(tmp_path / "mps", ONE) == {"mps": [], "mps_error": f"{mps.CONTROL} is not installed"}
 
 
-def test_a_folder_of_somebody_else_gets_no_daemon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_somebody_else_gets_no_daemon(folder: Path, as_another_user: Any) -> None:
     folder.mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    as_another_user()
     assert keep(folder, ONE) == {"mps": [], "mps_error": f"{folder} is not this agent's own"}
     assert not list(folder.iterdir())
 

@@ -473,5 +473,4 @@ def test_a_list_of_jobs_is_complete_if_each_process_could_be_read_in_time(
 ) -> None:
     monkeypatch.setattr(probe, "sees_all_processes", lambda: sees_all)
     monkeypatch.setattr(probe, "jobs_of", jobs_of)
-    monkeypatch.setattr(probe, "JOBS_TIMEOUT_S", timeout_s)
-    assert probe.live_jobs()["complete"] == is_complete
+    assert probe.live_jobs(timeout_s)["complete"] == is_complete

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,9 +165,9 @@ def test_the_signal_is_sent_once_and_the_grace_counts_from_then(manager: GPUReso
     ("told_after_s", "expected_s"), [(0.0, 60.0), (5.0, 55.0), (50.0, 30.0), (-9.0, 60.0)]
 )
 def test_the_grace_ends_with_the_preemption_but_is_never_less_than_half(
-    monkeypatch: pytest.MonkeyPatch, told_after_s: float, expected_s: float
+    set_wall_clock: Any, told_after_s: float, expected_s: float
 ) -> None:
-    monkeypatch.setattr(time, "time", lambda: 1000.0 + told_after_s)
+    set_wall_clock(lambda _: 1000.0 + told_after_s)
     assert grace_of({"preempt_grace_s": 60.0, "until": 1060.0}) == expected_s
 
 

@@ -1,8 +1,5 @@
 """Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
-import time
-from time import time as real_time
-
 import pytest
 
 from resource_manager import GPUResourceManager
@@ -233,41 +230,42 @@ def take(manager):
     return take
 
 
-def overdue(manager, monkeypatch):
-    """Let the clock of the reconciler be an hour ahead."""
-    monkeypatch.setattr(time, "time", lambda: real_time() + 3600.0)
+@pytest.fixture
+def overdue(set_wall_clock):
+    """Return a function after which the clock of the reconciler is an hour ahead."""
+    return lambda: set_wall_clock(lambda now: now + 3600.0)
 
 
-def test_a_preempted_job_whose_operator_is_gone_is_ended_and_queued_again(manager, take, monkeypatch):
+def test_a_preempted_job_whose_operator_is_gone_is_ended_and_queued_again(manager, take, overdue):
     task = identity("x")
     start_job(manager, task, "sleep 600")
     take(task, 0)
     assert reconcile(manager, States([task])) == []  # the operator has its time
-    overdue(manager, monkeypatch)
+    overdue()
     actions = reconcile(manager, States([task]))
     assert [(action.task_id, str(action.action)) for action in actions] == [(task.lease_id, "queued again")]
     assert manager.status_of("stronger")["state"] == "RUNNING"
     assert manager.history()[-1]["change"] == "granted"
 
 
-def test_a_job_runs_on_whose_preemption_was_taken_back_before_it_was_told(manager, take, monkeypatch):
+def test_a_job_runs_on_whose_preemption_was_taken_back_before_it_was_told(manager, take, overdue):
     task = identity("x")
     start_job(manager, task, "sleep 600")
     take(task, 0)
     manager.cancel("stronger")
     [lease] = manager.leases()
     assert (lease["state"], lease["preempted_by"], lease["until"] > 0) == ("RUNNING", None, True)
-    overdue(manager, monkeypatch)
+    overdue()
     assert reconcile(manager, States([task])) == []
     reconcile_module.end(manager, lease)
 
 
-def test_a_preempted_job_that_had_ended_well_is_left_to_its_task(manager, take, monkeypatch):
+def test_a_preempted_job_that_had_ended_well_is_left_to_its_task(manager, take, overdue):
     task = identity("x")
     key = start_job(manager, task, "exit 0")
     wait_until_ended(LocalLauncher(), key)
     take(task, 0)
-    overdue(manager, monkeypatch)
+    overdue()
     (action,) = reconcile(manager, States([task]))
     assert (str(action.action), action.detail) == (
         "kept",

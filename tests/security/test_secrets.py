@@ -114,7 +114,7 @@ def test_files_with_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["tokens.json", "session-secret", "sessions.json"])
 def test_a_file_planted_by_another_user_is_not_trusted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, as_another_user: Callable[[], None]
 ) -> None:
     """A known secret signs anybody's session, and a row among the tokens makes an operator."""
     made = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
@@ -135,7 +135,7 @@ def test_a_file_planted_by_another_user_is_not_trusted(
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
     else:
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        as_another_user()
     with pytest.raises(ResourceManagerError, match="belongs to another user") as caught:
         use()
     assert len(str(caught.value).splitlines()) == 1

@@ -275,7 +275,7 @@ def amd_files(ids: Sequence[int], nodes: str = "/sys/class/kfd/kfd/topology/node
     return [f"/dev/dri/renderD{minors[number]}" for number in ids if number < len(minors)]
 
 
-def nvidia_files(ids: Sequence[int], uuids: Sequence[str]) -> list[str]:
+def nvidia_files(ids: Sequence[int], uuids: Sequence[str], minors: str = MIG_MINORS) -> list[str]:
     """Return the files of NVIDIA's GPUs and MIG devices; without its library their numbers are the files'."""
     try:
         nvml = ctypes.CDLL(os.environ.get("GPU_MANAGER_NVML") or "libnvidia-ml.so.1")
@@ -295,7 +295,7 @@ def nvidia_files(ids: Sequence[int], uuids: Sequence[str]) -> list[str]:
             gpu = _number(nvml.nvmlDeviceGetMinorNumber, parent, name)
             part = f"gpu{gpu}/gi{_number(nvml.nvmlDeviceGetGpuInstanceId, handle, name)}"
             inner = f"{part}/ci{_number(nvml.nvmlDeviceGetComputeInstanceId, handle, name)}"
-            found += [f"/dev/nvidia{gpu}", *_capabilities((part, inner))]
+            found += [f"/dev/nvidia{gpu}", *_capabilities((part, inner), minors)]
         else:
             found.append(f"/dev/nvidia{_number(nvml.nvmlDeviceGetMinorNumber, handle, name)}")
     return list(dict.fromkeys(found))
@@ -312,13 +312,13 @@ def _check(code: int, name: object) -> None:
         raise MissingError(f"NVIDIA's library knows no device file of {name} (error {code})")
 
 
-def _capabilities(parts: Sequence[str]) -> list[str]:
+def _capabilities(parts: Sequence[str], minors: str) -> list[str]:
     """Return the files that let a process use these parts of MIG GPUs."""
     try:
-        with open(MIG_MINORS) as file:
+        with open(minors) as file:
             known = dict(line.split() for line in file if len(line.split()) == 2)
     except OSError as error:
-        raise MissingError(f"{MIG_MINORS}, which says what a MIG device needs: {error.strerror}") from error
+        raise MissingError(f"{minors}, which says what a MIG device needs: {error.strerror}") from error
     return [f"/dev/nvidia-caps/nvidia-cap{known[f'{part}/access']}" for part in parts]
 
 

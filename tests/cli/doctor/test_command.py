@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -27,7 +26,7 @@ def faults(done: Result) -> list[str]:
 
 
 def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
-    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_wall_clock: Any
 ) -> None:
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     monkeypatch.setattr("resource_manager.cli.doctor.checks.LEAST_FREE_BYTES", 0)
@@ -78,8 +77,7 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
     assert "refused the login" in wrong
     assert "correct user and password in GPU_MANAGER_STORE" in wrong
     assert "secret" not in wrong
-    ahead = SimpleNamespace(time=lambda: time.time() + 30.0)
-    monkeypatch.setattr("resource_manager.storage.finding.time", ahead)
+    set_wall_clock(lambda now: now + 30.0)
     assert [line for line in faults(run(store, "doctor")) if "differs from this machine's by 30.0 s" in line]
 
 

@@ -105,10 +105,10 @@ def test_all_who_look_at_jobs_share_one_client_and_ask_once_who_the_engine_is(en
     assert engine.calls["json"] == 5
 
 
-def test_a_client_is_replaced_when_it_is_old(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_replaced_when_it_is_old(engine: Engine) -> None:
     first = docker_engine.shared_engine(engine.place.address, None)
     assert docker_engine.shared_engine(engine.place.address, None) is first
-    monkeypatch.setattr(docker_engine, "MAX_AGE_S", 0.0)
+    first.opened_at -= docker_engine.MAX_AGE_S
     assert docker_engine.shared_engine(engine.place.address, None) is not first
 
 

@@ -163,11 +163,11 @@ def test_a_folder_of_another_user_is_unknown_and_not_absent(tmp_path):
         launcher.stop("j", 0.0)
 
 
-def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, monkeypatch):
+def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, as_another_user):
     """Else its owner could have a user with more rights kill a process group of their choice."""
     launcher, job = LocalLauncher(str(tmp_path / "jobs")), Job("j", ("true",))
-    place, own = launcher.prepare(job), os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    place = launcher.prepare(job)
+    as_another_user()
     for call in calls(LocalLauncher(place=place), job):
         with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
             call()

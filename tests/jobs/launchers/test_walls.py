@@ -470,12 +470,12 @@ def test_nvidia_gpus_are_found_by_their_uuids(state):
         walls.nvidia_files([0], ["GPU-gone"])
 
 
-def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path, monkeypatch):
+def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path):
     state.write(gpu(0), gpu(1, "mig_mode 1"), mig(3, "1g.10gb", 10))
     known = {"config": 1, "gpu0/gi10/access": 3, "gpu1/gi10/access": 30, "gpu1/gi10/ci0/access": 31}
-    (tmp_path / "minors").write_text("".join(f"{part} {minor}\n" for part, minor in known.items()))
-    monkeypatch.setattr(walls, "MIG_MINORS", str(tmp_path / "minors"))
-    assert walls.nvidia_files([0], [uuid_of(3, "MIG")]) == [
+    minors = tmp_path / "minors"
+    minors.write_text("".join(f"{part} {minor}\n" for part, minor in known.items()))
+    assert walls.nvidia_files([0], [uuid_of(3, "MIG")], str(minors)) == [
         "/dev/nvidia1",
         "/dev/nvidia-caps/nvidia-cap30",
         "/dev/nvidia-caps/nvidia-cap31",

@@ -198,16 +198,15 @@ def test_only_so_many_requests_get_a_reservation() -> None:
     assert planned.reserve(ask("one too many", 1, 10.0)) is None
 
 
-def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all() -> None:
     """Dozens of gangs on hundreds of nodes took a tenth of a second in each pass, and with it each call."""
-    monkeypatch.setattr(backfill, "MAX_SWEPT", 9)
     cluster = ClusterState([replace(each, address=each.name) for each in nodes("abcd", 1)])
-    planned = Reservations(cluster, at(0.0))
+    planned = Reservations(cluster, at(0.0), max_swept=9)
     assert [planned.reserve(ask(f"g{number}", 1, 10.0, nodes=4)) for number in range(3)] == [0.0, 10.0, None]
     assert planned.is_one_too_many(ask("g", 1, 10.0, nodes=4))
     assert planned.reserve(ask("one", 1, 10.0)) == 20.0
-    monkeypatch.setattr(backfill, "MAX_SWEPT", 3)
-    assert Reservations(cluster, at(0.0)).reserve(ask("first", 1, 10.0, nodes=4)) == 0.0
+    first = Reservations(cluster, at(0.0), max_swept=3)
+    assert first.reserve(ask("first", 1, 10.0, nodes=4)) == 0.0
 
 
 def test_a_long_queue_is_not_looked_through_again_for_each_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -561,8 +562,8 @@ def test_a_decision_by_a_clock_that_jumped_is_refused(url: str, jump_s: float) -
     assert abs(cluster.leases["a"].granted_at - opened(url).now()) < 1
 
 
-def test_the_wall_clock_of_the_machine_is_not_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: 0.0)
+def test_the_wall_clock_of_the_machine_is_not_used(url: str, set_wall_clock: Any) -> None:
+    set_wall_clock(lambda _: 0.0)
     store = opened(url)
     cluster = started(store)
     add(store, cluster, "a")
