@@ -178,6 +178,11 @@ def test_a_server_that_answers_no_more_is_asked_on_one_more_connection(own_redis
         client.time()
 
 
+def test_a_wait_is_made_of_parts_below_the_timeout_that_the_url_gives(own_redis: RedisServer) -> None:
+    with closing(RedisClient.from_url(f"{own_redis.url}?socket_timeout=0.4")) as client:
+        assert client.block_on(client.key("bell"), 1.0) is None
+
+
 def test_more_threads_may_wait_than_the_driver_makes_connections(own_redis: RedisServer) -> None:
     with closing(RedisClient.from_url(own_redis.url)) as client:
         failed: list[StoreUnavailableError] = []
