@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from resource_manager.airflow.hook import GPUManagerHook
-from resource_manager.jobs.launchers import LAUNCHERS
+from resource_manager.jobs.launchers import LAUNCHERS, terminal
+from resource_manager.jobs.launchers.terminal import is_here
 from resource_manager.jobs.registered_process import registration
 
 
@@ -27,9 +28,22 @@ def manager(gpu_manager):
 
 
 @pytest.fixture
-def connect(monkeypatch):
+def connect_by(monkeypatch):
+    """Return connect_by(opened): from then on `opened(hook)` opens every GPU manager connection."""
+    return lambda opened: monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
+
+
+@pytest.fixture
+def connect(connect_by):
     """Return connect(manager): from then on every GPU manager connection leads to that one."""
-    return lambda manager: monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    return lambda manager: connect_by(lambda hook: manager)
+
+
+@pytest.fixture
+def own_address_only(manager, monkeypatch):
+    """A server with the address of another machine is another machine again, in spite of `gpu_manager`."""
+    monkeypatch.setattr(terminal, "is_here", is_here)
+    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
 
 
 @pytest.fixture
@@ -62,24 +76,34 @@ def said_by(monkeypatch):
 
 
 PAUSES = {
-    "shared_manager.PAUSE_S": 0.02,
-    "shared_manager.REASONS_EVERY_S": 0.02,
-    "shared_manager.NEW_REASON_S": 0.02,
-    "shared_manager.EXPIRE_EVERY_S": 0.1,
-    "task_trigger.job_watch.LOOK_EVERY_S": 0.05,
-    "task_trigger.member_watch.READ_S": 0.2,
+    "airflow.shared_manager.PAUSE_S": 0.02,
+    "airflow.shared_manager.REASONS_EVERY_S": 0.02,
+    "airflow.shared_manager.NEW_REASON_S": 0.02,
+    "airflow.shared_manager.EXPIRE_EVERY_S": 0.1,
+    "airflow.task_trigger.job_watch.LOOK_EVERY_S": 0.05,
+    "airflow.task_trigger.member_watch.READ_S": 0.2,
 }
 
 
 @pytest.fixture
-def fast_triggers(manager, monkeypatch):
-    """Triggers that read the state and the job's output without pauses."""
-    for name, seconds in PAUSES.items():
-        monkeypatch.setattr(f"resource_manager.airflow.{name}", seconds)
+def pause(monkeypatch):
+    """Return pause(seconds by name): the provider pauses that long between two looks, calls or tries."""
+
+    def use(pauses):
+        for name, seconds in pauses.items():
+            monkeypatch.setattr(f"resource_manager.{name}", seconds)
+
+    return use
 
 
 @pytest.fixture
-def idle_told(monkeypatch):
+def fast_triggers(manager, pause):
+    """Triggers that read the state and the job's output without pauses."""
+    pause(PAUSES)
+
+
+@pytest.fixture
+def idle_told(monkeypatch, pause):
     """Event that is set once a process was told that its lease idles; it looks without pauses."""
     from resource_manager.airflow import use_meter
     from resource_manager.manager.use_results import IdleWarning, idle_in_words
@@ -92,7 +116,7 @@ def idle_told(monkeypatch):
             if idle_in_words(gpus, lease_id):
                 told.set()
 
-    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
+    pause({"airflow.use_meter.LOOK_EVERY_S": 0.01})
     monkeypatch.setattr(use_meter, "IdleWarning", Warning)
     return told
 
@@ -136,10 +160,8 @@ def wanted(monkeypatch):
     """Say whether Airflow still wants the task: `wanted(False)`; it does until then."""
 
     def say(is_wanted):
-        for module in ("base", "task_lease"):
-            monkeypatch.setattr(
-                f"resource_manager.airflow.task_trigger.{module}.is_wanted", lambda identity: is_wanted
-            )
+        for module in ("task_trigger.base", "task_trigger.task_lease", "operators.training"):
+            monkeypatch.setattr(f"resource_manager.airflow.{module}.is_wanted", lambda identity: is_wanted)
 
     say(True)
     return say

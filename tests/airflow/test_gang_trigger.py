@@ -13,7 +13,6 @@ with warnings.catch_warnings():
     from datetime import timedelta
 
     from resource_manager.airflow.operators import GPUTrainingOperator
-    from resource_manager.airflow.task_trigger import job_watch
     from resource_manager.airflow.task_trigger.events import EndState
 
 from resource_manager import GPUResourceManager
@@ -38,11 +37,11 @@ def gpu_inventory():
 
 
 @pytest.fixture
-def asks(manager, notes, monkeypatch, tmp_path, fast_triggers):
+def asks(manager, notes, monkeypatch, pause, tmp_path, fast_triggers):
     """Return a function that returns the trigger of a gang of three whose servers are all this machine."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     # On a busy machine one read takes longer than `fast_triggers` allows; the member then counts as running.
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.member_watch.READ_S", 5.0)
+    pause({"airflow.task_trigger.member_watch.READ_S": 5.0})
 
     def ask(command, unreachable_s=600.0, **more):
         more = {"stale_grace_s": 5.0, "unreachable_timeout": timedelta(seconds=unreachable_s), **more}
@@ -181,13 +180,13 @@ def test_members_within_reach_are_ended_if_another_stays_out_of_reach(
 
 @pytest.mark.parametrize("others", [SLEEP, "exit 3"])
 def test_a_server_that_never_answers_does_not_hold_up_the_end_of_the_others(
-    asks, manager, notes, monkeypatch, others, tmp_path
+    asks, manager, notes, monkeypatch, pause, others, tmp_path
 ):
     goes_on = f"until [ -e {tmp_path}/goes-on ]; do sleep 0.05; done; {others}"
     trigger = asks(of_rank(2, SLEEP, goes_on), unreachable_s=0.3 if others == SLEEP else 30.0)
     until(trigger, lambda: "started_at" in notes.get("gpu_task", {}))
     (tmp_path / "goes-on").touch()
-    monkeypatch.setattr(job_watch, "LOOK_S", 0.3)
+    pause({"airflow.task_trigger.job_watch.LOOK_S": 0.3})
     answer = threading.Event()
 
     def silent():

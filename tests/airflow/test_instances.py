@@ -30,7 +30,7 @@ with warnings.catch_warnings():
         import airflow.models.team  # noqa: F401
     from fastapi import FastAPI
 
-    from resource_manager.airflow import listener, registration
+    from resource_manager.airflow import listener
     from resource_manager.airflow.links import ConsoleLink
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.registration import AT_START, publish_at_start
@@ -452,7 +452,7 @@ def test_the_id_is_published_before_the_api_server_answers(database, instance):
         assert made == instance_id()
 
 
-def test_the_id_is_written_once_the_database_is_ready(database, instance, monkeypatch, caplog):
+def test_the_id_is_written_once_the_database_is_ready(database, instance, monkeypatch, pause, caplog):
     get, fails = DatabaseAccess.get, iter([True, True, True])
 
     def not_ready(self, key):
@@ -461,7 +461,7 @@ def test_the_id_is_written_once_the_database_is_ready(database, instance, monkey
         return get(self, key)
 
     monkeypatch.setattr(DatabaseAccess, "get", not_ready)
-    monkeypatch.setattr(registration, "FIRST_RETRY_S", 0.01)
+    pause({"airflow.registration.FIRST_RETRY_S": 0.01})
     app = object()
     with instance(None):
         assert publish_at_start(app) is app

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
 
-    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease, training
+    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import (
         AirflowException,
@@ -196,26 +196,26 @@ def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, val
         ),
     ],
 )
-def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypatch, said_by, usage, line):
+def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, said_by, usage, line):
     train = GPUTrainingOperator(task_id="t", gpus=2, command="train")
-    said, pushed, context = said_by(train), {}, context_of()
-    monkeypatch.setattr(context["ti"], "xcom_push", lambda key, value: pushed.update({key: value}))
+    said, pushed = said_by(train), {}
+    context = context_of(xcom_push=lambda key, value: pushed.update({key: value}))
     ended = {"state": EndState.JOB_ENDED, "exit_code": 0, "last_line": "1", "gpu_usage": usage}
     assert train.execute_ended(context, ended) == 1
     assert line in said
     assert pushed == {"gpu_usage": usage}
 
 
-def test_a_task_ended_by_a_user_does_not_start_its_job(manager, connect, gpu_launcher, monkeypatch):
+def test_a_task_ended_by_a_user_does_not_start_its_job(manager, connect, gpu_launcher, wanted):
     """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
 
     def submit_and_kill(*asked, **demand):
         status = manager.submit(*asked, **demand)
-        monkeypatch.setattr(training, "is_wanted", lambda identity: True)
+        wanted(True)
         train.on_kill()
         assert len(manager.leases()) == 1
-        monkeypatch.setattr(training, "is_wanted", lambda identity: False)
+        wanted(False)
         train.on_kill()
         return status
 

@@ -12,7 +12,6 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.in_worker import released
     from resource_manager.airflow.operators import (
         GPUAllocateOperator,
@@ -25,7 +24,6 @@ with warnings.catch_warnings():
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
 from resource_manager.jobs.launchers import LauncherUnreachableError
-from resource_manager.manager import patience
 from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.client_errors import ServiceUnavailableError
 from tests.airflow.asking import ask
@@ -133,7 +131,7 @@ def test_an_answer_that_was_lost_is_asked_for_again(manager, gpu_launcher, fast_
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_connection_that_cannot_be_opened_is_waited_for(
-    manager, gpu_launcher, fast_triggers, monkeypatch, name
+    manager, gpu_launcher, fast_triggers, connect_by, name
 ):
     RAN.clear()
     operator, context, tried = OPERATORS[name](), context_of(max_tries=1), []
@@ -144,7 +142,7 @@ def test_a_connection_that_cannot_be_opened_is_waited_for(
             raise AirflowException("connection 'x': no answer") from StoreUnavailableError("no answer")
         return manager
 
-    monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
+    connect_by(opened)
     left = deferral(lambda: operator.execute(context))
     has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, left, context))
 
@@ -280,9 +278,9 @@ def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
 
 @pytest.mark.parametrize("is_carried_out", [False, True])
 def test_a_worker_releases_the_gpus_of_its_work_though_the_first_answer_is_lost(
-    manager, connect, monkeypatch, is_carried_out, capsys
+    manager, connect, pause, is_carried_out, capsys
 ):
-    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    pause({"manager.patience.ASK_AGAIN_S": 0.0})
     answers = iter([ServiceUnavailableError(503, "cut")])
 
     def release(*names, **how):
@@ -298,8 +296,8 @@ def test_a_worker_releases_the_gpus_of_its_work_though_the_first_answer_is_lost(
     assert "not released" not in capsys.readouterr().out
 
 
-def test_a_release_whose_answer_was_lost_is_told_as_done_and_one_by_others_is_not(manager, monkeypatch):
-    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+def test_a_release_whose_answer_was_lost_is_told_as_done_and_one_by_others_is_not(manager, pause):
+    pause({"manager.patience.ASK_AGAIN_S": 0.0})
     lease = ask(manager, TASK, 2)
     lost = iter([ServiceUnavailableError(503, "cut")])
 

@@ -13,7 +13,6 @@ from resource_manager.airflow import GPUTrainingOperator
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
-from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.jobs.launchers import JobState, JobStatus
 from resource_manager.jobs.launchers.slurm import Seen
@@ -50,7 +49,7 @@ def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: obj
 
 
 def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, pause: Any, notes: dict[str, Any]
 ) -> None:
     asked = []
 
@@ -59,7 +58,7 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
             asked.append((key, offset))
             return Seen("two\nthree\n", offset + 10, JobStatus(JobState.FINISHED, 0), None)
 
-    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+    pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
     monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
     trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"})
     path, arguments = trigger.serialize()

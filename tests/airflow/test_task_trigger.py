@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -18,9 +19,8 @@ from tests.builders import present
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow import shared_manager, task_results
+    from resource_manager.airflow import task_results
     from resource_manager.airflow.operators import GPUTrainingOperator
-    from resource_manager.airflow.task_trigger import job_watch
     from resource_manager.airflow.task_trigger import trigger as trigger_steps
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.task_trigger.task_lease import TaskLease
@@ -36,9 +36,8 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import queue_again
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, terminal
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.launchers.terminal import is_here
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import server
@@ -212,24 +211,24 @@ def test_two_triggers_of_one_task_run_its_job_once_and_fire_the_same_event(asks,
     assert manager.leases() == []
 
 
-def test_a_triggerer_that_was_stopped_takes_no_server_for_silent(asks, monkeypatch):
+def test_a_triggerer_that_was_stopped_takes_no_server_for_silent(asks, pause, launch_by):
     """While it was stopped it heard nothing of the look that it had begun."""
-    monkeypatch.setattr(job_watch, "MAX_STEP_S", 0.1)
-    monkeypatch.setattr(job_watch, "LOOK_S", 0.01)
-    logs, was_stopped = LocalLauncher.logs, threading.Event()
+    pause({"airflow.task_trigger.job_watch.MAX_STEP_S": 0.1, "airflow.task_trigger.job_watch.LOOK_S": 0.01})
+    was_stopped = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    def slow(launcher, key, offset):
-        if not was_stopped.is_set():
-            asyncio.run_coroutine_threadsafe(stopped(), loops[0])
-            time.sleep(1.0)
-        return logs(launcher, key, offset)
+    class Slow(LocalLauncher):
+        def logs(self, key, offset=0):
+            if not was_stopped.is_set():
+                asyncio.run_coroutine_threadsafe(stopped(), loops[0])
+                time.sleep(1.0)
+            return super().logs(key, offset)
 
     async def stopped():
         was_stopped.set()
         time.sleep(0.8)
 
-    monkeypatch.setattr(LocalLauncher, "logs", slow)
+    launch_by(lambda place: Slow(place=replace(place, address="")), "local")
     trigger = asks("echo over", unreachable_s=0.5)
 
     async def run():
@@ -277,18 +276,18 @@ def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
     assert {change["by"] for change in manager.history(what="renew")} == {"airflow:test/d/t"}
 
 
-def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, monkeypatch):
+def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, pause):
     """Airflow may be slow to bring the task from its worker here: a third of the lease's life is over."""
-    monkeypatch.setattr(shared_manager, "RENEW_TOGETHER_S", 0.01)
+    pause({"airflow.shared_manager.RENEW_TOGETHER_S": 0.01})
     trigger = asks("sleep 60")
     life_s = trigger.plan.ttl_s
     until(again(trigger, ttl_s=4 * life_s), lambda: manager.history(what="renew"))
 
 
 @pytest.fixture
-def read_always(monkeypatch):
+def read_always(pause):
     """Triggers that read the use of the GPUs again each time."""
-    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
+    pause({"airflow.shared_manager.USE_EVERY_S": 0.0})
 
 
 @pytest.fixture
@@ -338,9 +337,9 @@ def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
 
 
 def test_a_job_that_runs_on_under_maintenance_is_told_so_once(
-    asks, manager, connect, monkeypatch, capsys, tmp_path
+    asks, manager, connect, pause, capsys, tmp_path
 ):
-    monkeypatch.setattr("resource_manager.airflow.shared_manager.WINDOWS_EVERY_S", 0.0)
+    pause({"airflow.shared_manager.WINDOWS_EVERY_S": 0.0})
     seen = []
 
     def counted():
@@ -651,9 +650,9 @@ def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, mana
 
 
 def test_a_preempted_job_that_cannot_be_reached_keeps_its_gpus(
-    asks, manager, take, monkeypatch, said_by, tmp_path
+    asks, manager, take, monkeypatch, pause, said_by, tmp_path
 ):
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.trigger.UNREACHABLE_PAUSE_S", 0.05)
+    pause({"airflow.task_trigger.trigger.UNREACHABLE_PAUSE_S": 0.05})
     trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
     until(trigger, lambda: (tmp_path / "up").exists())
     take()
@@ -733,9 +732,9 @@ def test_an_idle_job_is_told_and_ended_and_waits_again_if_it_asked_for_that(asks
 @pytest.mark.parametrize(
     "gpu_inventory", [[Node("gpu-a", 0, {"cpus": 8}, (Gpu(0), Gpu(1)), address="192.0.2.7")]]
 )
-def test_the_launcher_local_starts_no_job_of_a_server_that_is_another_machine(asks, manager, monkeypatch):
-    monkeypatch.setattr(terminal, "is_here", is_here)
-    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
+def test_the_launcher_local_starts_no_job_of_a_server_that_is_another_machine(
+    asks, manager, own_address_only, monkeypatch
+):
     event = fire(asks("echo begun"))
     assert event == {
         "state": EndState.NOT_STARTED,

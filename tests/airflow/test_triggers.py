@@ -15,7 +15,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.operators import GPUTrainingOperator
     from resource_manager.airflow.shared_manager import SharedManager
-    from resource_manager.airflow.task_trigger import base
     from resource_manager.airflow.task_trigger.events import GrantState
     from resource_manager.airflow.task_trigger.waits import (
         FreeCapacityTrigger,
@@ -58,7 +57,7 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
     assert fire(GrantTrigger(asdict(TASK)))["state"] == GrantState.REQUEST_LOST
 
 
-def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, own_redis):
+def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, pause, own_redis):
     url, server = own_redis.url, own_redis.client()
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
     manager = GPUResourceManager.from_url(url, inventory=default_inventory())
@@ -81,7 +80,7 @@ def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, own_redis
             watcher.cancel()
         return connections, [watcher.result().payload for watcher in done]
 
-    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+    pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
     connections, fired = asyncio.run(wait())
     manager.close()
     server.close()

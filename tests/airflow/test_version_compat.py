@@ -15,6 +15,7 @@ with warnings.catch_warnings():
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers.registry import SIGNALS
 from resource_manager.jobs.running_job import RunningJob
 from tests.jobs.gangs import gang_allocation
 
@@ -51,12 +52,12 @@ def test_the_members_of_a_gang_ask_in_the_loop_of_the_trigger(monkeypatch, asks)
 
 def test_the_standing_look_at_a_place_asks_in_the_loop_of_the_trigger(monkeypatch, asks):
     ask, loops = asks
-    monkeypatch.setattr(place_watch, "has_signals", lambda place: True)
-    monkeypatch.setattr(place_watch, "open_signals", ask)
+    monkeypatch.setitem(SIGNALS, "ssh", ask)
 
     async def run():
         changed = asyncio.Event()
-        with place_watch.PlaceWatch.of(JobPlace("ssh", "gpu-0", "servers")).watching("key", changed):
+        place = JobPlace("ssh", "gpu-0", "servers", machine="m")
+        with place_watch.PlaceWatch.of(place).watching("key", changed):
             await asyncio.wait_for(changed.wait(), 20)
         return asyncio.get_running_loop()
 

@@ -19,7 +19,7 @@ from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.rest import chores, tokens
+from resource_manager.rest import tokens
 from resource_manager.rest.assemble import persistence_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.tokens import Role
@@ -115,11 +115,11 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(client: Clie
 
 
 def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
-    client: Client, airflow: Airflow, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: Client, airflow: Airflow, manager: GPUResourceManager, pause: Any
 ) -> None:
     """A client of the service leaves that to it, and Airflow's triggers may have nothing to wait for."""
     airflow.know_ada(Role.OPERATOR)
-    monkeypatch.setattr(chores, "EXPIRE_EVERY_S", 0.1)
+    pause({"rest.chores.EXPIRE_EVERY_S": 0.1})
     assert client.request("GET", "/gpu/livez").status_code == 200
     manager.allocate("left", gpus=2, ttl=0.5)
     manager.submit("waits", gpus=2)

@@ -36,8 +36,6 @@ with warnings.catch_warnings():
     from tests.airflow.any_operators import OPERATORS
 
 from resource_manager.core.models import Gpu, Node
-from resource_manager.jobs.launchers import terminal
-from resource_manager.jobs.launchers.terminal import is_here
 from tests.airflow.tasks import TASK, context_of
 
 LEASE = "test:d/r/t"
@@ -466,9 +464,9 @@ def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, mo
     "gpu_inventory", [[Node("gpu-a", 0, {"cpus": 8}, (Gpu(0), Gpu(1)), address="192.0.2.7")]]
 )
 @pytest.mark.parametrize("operator", ["with_gpus", "@task.gpu"])
-def test_a_worker_of_another_machine_does_not_use_its_own_gpus(manager, monkeypatch, operator):
-    monkeypatch.setattr(terminal, "is_here", is_here)
-    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
+def test_a_worker_of_another_machine_does_not_use_its_own_gpus(
+    manager, own_address_only, monkeypatch, operator
+):
     if operator == "with_gpus":
         work = made(PythonOperator, python_callable=lambda: "worked")
     else:
