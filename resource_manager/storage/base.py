@@ -12,7 +12,7 @@ from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
-from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.clock import ClockJump, ServerClock
 from resource_manager.storage.jobs import JobRow, JobStore
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
@@ -152,8 +152,8 @@ class Store(Protocol):
         """The machines that watch the store's clock, kept beside the state."""
 
     @property
-    def clock_jump(self) -> ClockJump | None:
-        """The last jump of the store's clock that this process saw."""
+    def clock(self) -> ServerClock | None:
+        """The estimate of the store's clock; None if that is this process's own."""
 
     @property
     def suspension(self) -> Suspension:

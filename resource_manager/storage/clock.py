@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_AGE_S = 30.0
 CLOCK_TOLERANCE_S = 1.0
@@ -54,26 +56,39 @@ class ClockJump:
         return abs(seconds - self.seconds) <= CLOCK_TOLERANCE_S and at >= self.since
 
 
+class Reading(NamedTuple):
+    """Seconds by which a server's clock was ahead of `steady`, which said `at`, give or take the error."""
+
+    at: float = -math.inf
+    ahead_s: float = 0.0
+    error_s: float = 0.0
+
+    def jump_since(self, earlier: Reading) -> ClockJump | None:
+        """Return the jump that came after an earlier reading on this machine, None for none."""
+        moved_s, gap_s = self.ahead_s - earlier.ahead_s, self.at - earlier.at
+        tolerance_s = JUMP_S + self.error_s + earlier.error_s + MAX_DRIFT * gap_s
+        if gap_s < 0 or abs(moved_s) <= tolerance_s:  # it is the later one, or there was none
+            return None
+        return ClockJump(moved_s, earlier.at - 2 * earlier.error_s + self.ahead_s - self.error_s)
+
+
 class ServerClock:
     """Seconds since the epoch by the server's clock, independent of this machine's wall clock.
 
-    `ask` fetches them from the server; it is called if the last answer is too old. `jump` is the last one
-    that was seen. `steady` is a clock that never jumps, in seconds.
+    `ask` fetches them from the server; it is called if the last answer is too old. `reading` is of the last
+    answer, `jump` the last one that was seen. `steady` is a clock that never jumps, in seconds.
     """
 
     def __init__(self, ask: Callable[[], float], steady: Callable[[], float] = since_boot) -> None:
         self.steady = steady
+        self.reading = Reading()
         self.jump: ClockJump | None = None
         self._ask = ask
         self._offset_s = 0.0
-        self._told_s, self._error_s = 0.0, 0.0
-        """What the offset was by the last answer, give or take the error."""
-
-        self._learnt_at = float("-inf")
 
     def now(self) -> float:
         at = self.steady()
-        if at - self._learnt_at > MAX_AGE_S:
+        if at - self.reading.at > MAX_AGE_S:
             self.learn(self._ask(), at)
             at = self.steady()
         return at + self._offset_s
@@ -81,13 +96,9 @@ class ServerClock:
     def learn(self, server_time: float, begin: float) -> None:
         """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
         end = self.steady()
-        gap_s = begin - self._learnt_at
-        if gap_s < 0:  # another thread's answer is newer, or as new
+        if begin < self.reading.at:  # another thread's answer is newer, or as new
             return
-        offset_s, error_s = server_time - (begin + end) / 2, (end - begin) / 2
-        moved_s = offset_s - self._told_s
-        if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
-            earliest_s = self._learnt_at - 2 * self._error_s + offset_s - error_s
-            self.jump = ClockJump(moved_s, earliest_s)
-        self._learnt_at, self._offset_s = end, offset_s - min(error_s, MAX_SAFETY_S)
-        self._told_s, self._error_s = offset_s, error_s
+        reading = Reading(end, server_time - (begin + end) / 2, (end - begin) / 2)
+        self.jump = reading.jump_since(self.reading) or self.jump
+        self.reading = reading
+        self._offset_s = reading.ahead_s - min(reading.error_s, MAX_SAFETY_S)

@@ -54,6 +54,7 @@ class MemoryStore:
         self.jobs = MemoryJobs(self._clock)
         self.closed = ""
         self.incarnation = ""
+        self.clock = None
         self.witnesses = MemoryWitnesses()
         self._suspension = NO_SUSPENSION
         self._suspended_at = -math.inf
@@ -181,10 +182,6 @@ class MemoryStore:
             first = self._base.version + 1
             start = max(after + 1 - first, 0)
             return list(enumerate(self._changes[start : start + limit], first + start))
-
-    @property
-    def clock_jump(self) -> ClockJump | None:
-        return None  # its clock is this process's own
 
     @property
     def suspension(self) -> Suspension:

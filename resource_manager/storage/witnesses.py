@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple, Protocol
 
+from resource_manager.storage.clock import Reading
 from resource_manager.storage.redis.client import RedisClient
 
 KEEP_S = 24 * 3600.0
@@ -12,21 +13,28 @@ KEEP_S = 24 * 3600.0
 
 
 class Sighting(NamedTuple):
-    """What one machine saw of the store's clock: when it last looked, and the last jump.
+    """What one machine saw of the store's clock: when it last watched, the last jump, and the last reading.
 
-    Times are by the store's clock as it was then; `jumped_at` is 0 where there was no jump.
+    Times are by the store's clock as it was then; `jumped_at` is 0 where there was no jump. By the reading a
+    process that is started later sees that the clock jumped.
     """
 
     seen_at: float
     jump_s: float = 0.0
     jumped_at: float = 0.0
+    reading: Reading = Reading()
+
+    @property
+    def told_at(self) -> float:
+        return max(self.seen_at, self.reading.at + self.reading.ahead_s)
 
     def to_json(self) -> str:
         return json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Sighting:
-        return cls(*map(float, json.loads(text)))
+        seen_at, jump_s, jumped_at, *reading = json.loads(text)
+        return cls(seen_at, jump_s, jumped_at, *(Reading(*each) for each in reading))
 
 
 class Witnesses(Protocol):
@@ -60,8 +68,8 @@ class RedisWitnesses:
         self._key = client.key("witnesses")
 
     def put(self, boot_id: str, sighting: Sighting) -> None:
-        oldest = sighting.seen_at - KEEP_S
-        gone = [name for name, other in self.all().items() if other.seen_at < oldest and name != boot_id]
+        oldest = sighting.told_at - KEEP_S
+        gone = [name for name, other in self.all().items() if other.told_at < oldest and name != boot_id]
         with self._client.reporting():
             self._client.ask(
                 ("HSET", self._key, boot_id, sighting.to_json()),

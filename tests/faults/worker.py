@@ -345,7 +345,7 @@ class Worker:
         for client in self.clients:
             manager = getattr(client, "manager", client)
             if isinstance(manager, GPUResourceManager):
-                clock: Any = getattr(manager.store, "_clock", None)
+                clock: Any = getattr(manager.store, "clock", None)
                 if clock is not None:  # other versions keep it elsewhere
                     clock._offset_s += self.rng.choice((-100.0, 100.0))
 

@@ -49,8 +49,8 @@ def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) 
         manager.drain(0, reason=hostile.SHELL[0])
     keys = {key.decode() for key in redis.keys("*")} - {"precious"}
     names = {key.removeprefix("{mine}:") for key in keys}
-    estimates = {f"report:{RECORD}", f"report-record:{RECORD}"}
-    assert {name for name in names if not name.startswith("lock")} <= {*PARTS, *estimates}
+    beside = {f"report:{RECORD}", f"report-record:{RECORD}", "witnesses"}
+    assert {name for name in names if not name.startswith("lock")} <= {*PARTS, *beside}
     assert {"meta", "inventory", "changes", "drained"} <= names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.storage.clock import MAX_AGE_S, MAX_SAFETY_S, ServerClock
+from resource_manager.storage.clock import MAX_AGE_S, MAX_SAFETY_S, Reading, ServerClock
 from tests.builders import Clock
 
 DAY_S = 86_400.0
@@ -69,6 +69,15 @@ def test_a_jump_is_seen_with_the_time_before_it(clock: ServerClock, server: Serv
     server.steady.now += 10
     look(clock, server)
     assert clock.jump is seen, "once"
+
+
+def test_a_reading_from_before_the_other_shows_no_jump() -> None:
+    """Another process of the machine may have seen it since."""
+    before, after = Reading(10.0, 5_000.0, 0.1), Reading(12.0, 8_600.0, 0.2)
+    assert before.jump_since(after) is None
+    jump = after.jump_since(before)
+    assert jump is not None
+    assert jump.seconds == pytest.approx(3600.0)
 
 
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])

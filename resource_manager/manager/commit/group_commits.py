@@ -199,8 +199,8 @@ class GroupCommits:
 
     def _time_checked(self, cluster: ClusterState) -> float:
         """Return the time on the store's clock, after a look at whether it jumped."""
-        now, jump = self.store.now(), self.store.clock_jump
-        new_jump = self._recovery.note_jump(cluster, now, jump)
+        now = self.store.now()
+        new_jump = self._recovery.note_jump(cluster, now)
         if new_jump is not None:
             self._measured("clock_jump_s", new_jump.seconds)
         return now

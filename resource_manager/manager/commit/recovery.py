@@ -17,7 +17,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.refusal import RecoveryWindow
 from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
-from resource_manager.storage.clock import JUMP_S, ClockJump, boot_id, since_boot
+from resource_manager.storage.clock import JUMP_S, ClockJump, Reading, ServerClock, boot_id, since_boot
 from resource_manager.storage.witnesses import Sighting
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ TELL_EVERY_S = 20.0
 
 WATCHING_S = 60.0
 """Time for which a machine counts as watching after that."""
+
+UNSEEN = Sighting(0.0)
 
 
 class Recovery:
@@ -38,6 +40,7 @@ class Recovery:
     def __init__(self, store: Store) -> None:
         self.boot_id, self.steady = boot_id(), since_boot
         self._store = store
+        self._is_compared = False
         self._ends_at = -math.inf
         self._clock_jump_s = 0.0
         self._seen: ClockJump | None = None
@@ -73,8 +76,18 @@ class Recovery:
 
     # ---- jumps of the clock ----
 
-    def note_jump(self, cluster: ClusterState, now: float, jump: ClockJump | None) -> ClockJump | None:
-        """Suspend grants if the store's clock jumped since the last look; return a jump that is new."""
+    def note_jump(self, cluster: ClusterState, now: float) -> ClockJump | None:
+        """Suspend grants if the store's clock jumped since the last look; return a jump that is new.
+
+        The first look is compared with that of the process of this machine that told last; raises
+        `StoreError` if it cannot be read.
+        """
+        clock = self._store.clock
+        if clock is None:
+            return None
+        jump = clock.jump
+        if not self._is_compared:
+            jump = self._jump_before(clock) or jump
         is_new = jump is not self._seen
         if is_new and jump is not None:
             self._seen = self._untold = jump
@@ -95,10 +108,7 @@ class Recovery:
         if self.steady() - self._told_at < TELL_EVERY_S:
             return
         self._told_at = self.steady()
-        try:
-            self._store.witnesses.put(self.boot_id, self._sighting(now))
-        except StoreError as error:
-            logger.warning("not told that this machine watches the store's clock: %s", error)
+        self._put(self._sighting(now))
 
     def extensions(self, cluster: ClusterState, now: float) -> Sequence[Change]:
         """Return renewals that give leases back what a jump forward, stored by this process, took of them.
@@ -123,6 +133,18 @@ class Recovery:
         """Note that the extensions were committed."""
         self._extends = None
 
+    def _jump_before(self, clock: ServerClock) -> ClockJump | None:
+        """Return the jump since a process of this machine told of its look; tell anew if that is long ago.
+
+        Where that process is dead or stopped, none else knows what the clock was before.
+        """
+        last = self._store.witnesses.all().get(self.boot_id, UNSEEN)
+        jump = clock.reading.jump_since(last.reading)
+        if jump is None and clock.reading.at - last.reading.at > TELL_EVERY_S:
+            self._put(last._replace(reading=clock.reading))
+        self._is_compared = True
+        return jump
+
     def _tell(self, jump: ClockJump, now: float) -> None:
         """Store the window for all if another machine saw the jump, or none else watches."""
         try:
@@ -141,8 +163,16 @@ class Recovery:
             return
         self._untold = None
 
+    def _put(self, sighting: Sighting) -> None:
+        try:
+            self._store.witnesses.put(self.boot_id, sighting)
+        except StoreError as error:
+            logger.warning("not told that this machine watches the store's clock: %s", error)
+
     def _sighting(self, now: float) -> Sighting:
-        return Sighting(now) if self._seen is None else Sighting(now, self._seen.seconds, self._seen_at)
+        clock = self._store.clock
+        jump = (0.0, 0.0) if self._seen is None else (self._seen.seconds, self._seen_at)
+        return Sighting(now, *jump, Reading() if clock is None else clock.reading)
 
 
 def _is_watching(other: Sighting, jump: ClockJump, now: float) -> bool:

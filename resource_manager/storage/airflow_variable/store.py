@@ -83,7 +83,7 @@ class VariableStore:
         self._lock = f"{lock}:{variable}"
         self._where = f"Airflow Variable {variable!r}"
         self._version_high_water = client.key(f"variable:{variable}:version")
-        self._clock = ServerClock(client.time)
+        self.clock = ServerClock(client.time)
         self.incarnation = ""
         self._last_commit = ""
         self.closed = ""
@@ -93,7 +93,7 @@ class VariableStore:
         self.jobs = VariableJobs(access, variable, self.now)
 
     def now(self) -> float:
-        return self._clock.now()
+        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         stored = self._read(self._text())
@@ -145,8 +145,8 @@ class VariableStore:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
             self._refuse_closed(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
-            asked_at = self._clock.steady()
-            self._clock.learn(self._client.time(), asked_at)
+            asked_at = self.clock.steady()
+            self.clock.learn(self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
@@ -260,10 +260,6 @@ class VariableStore:
         if stored is None:
             return []
         return [(version, change) for version, change in stored.changes if version > after][:limit]
-
-    @property
-    def clock_jump(self) -> ClockJump | None:
-        return self._clock.jump
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         with self._holding(0, None, patient=True) as lock:

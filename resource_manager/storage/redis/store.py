@@ -95,12 +95,12 @@ class RedisStore:
         self.jobs = RedisJobs(client)
         self.witnesses = RedisWitnesses(client)
         self._inventory = layout.Inventory()
-        self._clock = ServerClock(client.time)
+        self.clock = ServerClock(client.time)
         self.suspension = NO_SUSPENSION
         self.closed = ""
 
     def now(self) -> float:
-        return self._clock.now()
+        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         known = -1 if replica is None else replica.version
@@ -233,10 +233,6 @@ class RedisStore:
         except CorruptStateError as error:
             raise refusals.unreadable(self._client.address, error) from error
 
-    @property
-    def clock_jump(self) -> ClockJump | None:
-        return self._clock.jump
-
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         answer = self._run(
             self._suspend,
@@ -368,9 +364,9 @@ class RedisStore:
         passing: bytes = b"ok",
     ) -> list[Any]:
         """Return the answer of a script; raises what it means, unless it is `ok` or the one that passes."""
-        begin = self._clock.steady()
+        begin = self.clock.steady()
         answer: list[Any] = self._client.run(script, (*self._keys, *self._once_keys(once)), args)
-        self._clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
+        self.clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
         if answer[0] not in (b"ok", passing):
             if answer[0] == b"empty" and not self.incarnation:
                 raise refusals.no_state(self._client.address, version)

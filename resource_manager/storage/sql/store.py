@@ -80,7 +80,7 @@ class SqlStore:
         self._whole = WholeState(database, self._snapshots, self._keys)
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self.incarnation = ""
-        self._clock = ServerClock(database.time)
+        self.clock = ServerClock(database.time)
         self.suspension = NO_SUSPENSION
         self.closed = ""
         self.reports = SqlReports(database)
@@ -90,7 +90,7 @@ class SqlStore:
         self._snapshot_every = snapshot_every
 
     def now(self) -> float:
-        return self._clock.now()
+        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         row, changes = self._state() if replica is None else self._state_after(replica.version, MAX_CATCH_UP)
@@ -153,12 +153,12 @@ class SqlStore:
             heir="" if lock is None else heir_in(self.database.line),
         )
         while True:
-            sent_at, begin = time.monotonic(), self._clock.steady()
+            sent_at, begin = time.monotonic(), self.clock.steady()
             done, told = self.database.run(
                 lambda connection: self.database.dialect.commit(connection, commit)
             )
             if told is not None:
-                self._clock.learn(told, begin)
+                self.clock.learn(told, begin)
             if done or self._was_made(commit, once):
                 break
         if lock is not None:
@@ -233,10 +233,6 @@ class SqlStore:
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
-    @property
-    def clock_jump(self) -> ClockJump | None:
-        return self._clock.jump
-
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         def work(connection: Connection) -> bool:
             done = self.database.execute(
@@ -275,7 +271,7 @@ class SqlStore:
 
         Both are of one moment.
         """
-        begin = self._clock.steady()
+        begin = self.clock.steady()
         rows = self.database.run(
             lambda connection: self.database.execute(
                 connection, STATE_AND_CHANGES, after=version, limit=limit
@@ -286,7 +282,7 @@ class SqlStore:
             if self.incarnation:
                 raise self._lost(version, "empty")
             return None, ()
-        self._clock.learn(row.now, begin)
+        self.clock.learn(row.now, begin)
         if row.format > STORED_FORMAT:
             check_format(row.format, f"the state in {self.database.address}")
         if self.incarnation and row.incarnation != self.incarnation and not row.operator_reset:

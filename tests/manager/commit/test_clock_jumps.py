@@ -18,12 +18,12 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import recovery
 from resource_manager.storage import Store
-from resource_manager.storage.clock import ClockJump, ServerClock
+from resource_manager.storage.clock import ClockJump, Reading
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.store import SqlStore
-from resource_manager.storage.witnesses import MemoryWitnesses, Sighting
+from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.shifted_clock import ShiftedClock, time_shifted_by
@@ -49,6 +49,7 @@ class Moved:
         manager = self.stack.enter_context(opened)
         if machine:
             manager._commits._recovery.boot_id = machine
+            manager._commits._recovery._is_compared = False
             manager._commits._recovery._told_at = float("-inf")
             manager.expire_and_schedule()
         return manager
@@ -81,10 +82,10 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def lose(manager: GPUResourceManager, seconds: float) -> None:
     """Have that machine's clock miss some time, as of a paused virtual machine: the store's seems to jump."""
-    clock = manager.store._clock  # type: ignore[attr-defined]
-    assert isinstance(clock, ServerClock)
+    clock = manager.store.clock
+    assert clock is not None
     clock.now()
-    clock._learnt_at -= seconds
+    clock.reading = clock.reading._replace(at=clock.reading.at - seconds)
     before = clock.steady
     clock.steady = lambda: before() - seconds
 
@@ -135,6 +136,23 @@ def test_no_lease_ends_by_a_jump_forward(
     wait_for(lambda: isinstance(service.allocate("next", 2), Lease))
     assert not [change for change in service.history() if change["change"] in ("expired", "quarantined")]
     assert worker.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize("machine", ["", "a"], ids=["a client", "a service"])
+def test_a_process_that_is_started_after_the_jump_sees_it_by_what_its_machine_marked(
+    moved: Moved, machine: str
+) -> None:
+    dead = moved.user(machine)
+    lease = dead.allocate("train", 8, server=0, ttl=5.0)
+    assert isinstance(lease, Lease)
+    moved.jump(HOUR_S)
+    later = moved.user(machine)
+    later.expire_and_schedule()
+    assert [each["task_id"] for each in later.leases()] == ["train"]
+    refused = moved.user("b").allocate("next", 2)
+    assert isinstance(refused, Refusal)
+    assert "the store's clock jumped forward by 3600 s, seen" in refused.detail
+    assert moved.user("b").renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
 
 
 @pytest.mark.thorough
@@ -195,12 +213,13 @@ def test_a_thread_that_read_the_clock_before_another_learnt_of_the_jump_dates_it
     """Else a second machine would not take it for the same one."""
     now = 1_000.0
     jump = ClockJump(HOUR_S, now + HOUR_S - 10)
-    witnesses = MemoryWitnesses()
-    witnesses.put("b", Sighting(now))
-    store = SimpleNamespace(now=lambda: now + HOUR_S, witnesses=witnesses)
+    sightings = {"b": Sighting(now)}
+    witnesses = SimpleNamespace(put=sightings.__setitem__, all=lambda: sightings)
+    clock = SimpleNamespace(jump=jump, reading=Reading(10.0))
+    store = SimpleNamespace(now=lambda: now + HOUR_S, witnesses=witnesses, clock=clock)
     seen = recovery.Recovery(cast(Store, store))
-    assert seen.note_jump(ClusterState(default_inventory()), now, jump) is jump
-    told = witnesses.all()[seen.boot_id]
+    assert seen.note_jump(ClusterState(default_inventory()), now) is jump
+    told = sightings[seen.boot_id]
     assert jump.is_known(told.jump_s, told.jumped_at)
 
 

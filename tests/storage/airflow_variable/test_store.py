@@ -408,7 +408,7 @@ def test_a_decision_by_a_wrong_clock_is_made_again(
 ) -> None:
     cluster = started(store)
     before = variables.texts[KEY]
-    store._clock._offset_s += step_s
+    store.clock._offset_s += step_s
     with pytest.raises(StaleStateError, match="off the clock"):
         add(store, cluster, "a")
     assert variables.texts[KEY] == before

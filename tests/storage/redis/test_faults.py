@@ -554,7 +554,7 @@ def test_a_commit_before_the_first_state_reports_that_it_is_missing(url: str) ->
 def test_a_decision_by_a_clock_that_jumped_is_refused(url: str, jump_s: float) -> None:
     store = opened(url)
     cluster = started(store)
-    store._clock._offset_s += jump_s  # as after a suspend, or with a wrong clock
+    store.clock._offset_s += jump_s  # as after a suspend, or with a wrong clock
     with pytest.raises(StaleStateError, match="clock") as caught:
         add(store, cluster, "a")
     assert caught.value.actual == cluster.version
