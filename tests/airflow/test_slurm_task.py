@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
+from resource_manager.airflow.slurm import trigger as slurm_trigger
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
 from resource_manager.airflow.version_compat import AirflowFailException
-from resource_manager.jobs.launchers import JobState, JobStatus
+from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError
 from resource_manager.jobs.launchers.slurm import Seen
 from resource_manager.manager.demand import Demand
 from tests.airflow.tasks import TASK, fire
@@ -67,3 +69,26 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
     event = {"offset": 14, "last_line": "three", "reasons": []}
     assert fire(SlurmTrigger(**arguments)) == event
     assert asked == [("k", 4)]
+
+
+def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_question_takes(
+    monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]
+) -> None:
+    """While it stood still it heard nothing of the answer to its question."""
+    fails = [True, True]
+
+    class Board:
+        async def seen(self, key: str, offset: int) -> Seen:
+            if fails:
+                fails.pop()
+                time.sleep(0.4)
+                raise LauncherUnreachableError("cut off")
+            return Seen("", offset, JobStatus(JobState.FINISHED, 0), None)
+
+    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+    monkeypatch.setattr(slurm_trigger, "MAX_STEP_S", 0.1)
+    monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
+    trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}, unreachable_s=0.3)
+    assert "unreachable" not in fire(trigger)
+    fails += [True] * 4
+    assert fire(trigger)["unreachable"] == "cut off"

@@ -24,6 +24,9 @@ from resource_manager.jobs.task_identity import TaskIdentity
 
 NOTE_EVERY_S = 30.0
 
+MAX_STEP_S = 60.0
+"""Longest time from one answer to the next; what exceeds it is time in which the triggerer stood still."""
+
 
 class SlurmEvent(Event):
     """Event of the trigger: how far the job's output is in the task's log, and its last line there.
@@ -85,16 +88,19 @@ class SlurmTrigger(PlainTrigger):
     async def _watch(self) -> SlurmEvent:
         board, clock = SlurmBoard.of(self.place, self.gpu_conn_id), asyncio.get_running_loop().time
         self._offset, self._last_line = await self._notes.log_place(self.key)
-        reached_at = noted_at = clock()
+        asked_at = noted_at = clock()
+        silent_s = 0.0
         while True:
             try:
                 seen = await board.seen(self.key, self._offset)
             except LauncherError as error:
                 self.log.warning("Slurm cannot be asked; still watching: %s", error)
-                if clock() - reached_at > self.unreachable_s:
+                passed_s, asked_at = min(clock() - asked_at, MAX_STEP_S), clock()
+                silent_s += passed_s
+                if silent_s > self.unreachable_s:
                     return self._event(unreachable=str(error))
                 continue
-            reached_at = clock()
+            silent_s, asked_at = 0.0, clock()
             self._offset = seen.offset
             self._last_line = copy_output(seen.text, self.log) or self._last_line
             if not seen.goes_on:
