@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
-from resource_manager.airflow.slurm import trigger as slurm_trigger
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
@@ -72,7 +71,7 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
 
 
 def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_question_takes(
-    monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, pause: Any, notes: dict[str, Any]
 ) -> None:
     """While it stood still it heard nothing of the answer to its question."""
     fails = [True, True]
@@ -85,8 +84,7 @@ def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_qu
                 raise LauncherUnreachableError("cut off")
             return Seen("", offset, JobStatus(JobState.FINISHED, 0), None)
 
-    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
-    monkeypatch.setattr(slurm_trigger, "MAX_STEP_S", 0.1)
+    pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0, "airflow.slurm.trigger.MAX_STEP_S": 0.1})
     monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
     trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}, unreachable_s=0.3)
     assert "unreachable" not in fire(trigger)
