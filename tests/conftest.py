@@ -106,6 +106,22 @@ def as_another_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the pauses of a command that repeats; none lasts, and the third is interrupted."""
+    from resource_manager.cli.signals import Interrupted, Signals
+
+    made: list[float] = []
+
+    def nap(signals: Signals, seconds: float) -> None:
+        made.append(seconds)
+        if len(made) == 3:
+            raise Interrupted(130)
+
+    monkeypatch.setattr(Signals, "pause", nap)
+    return made
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB."""
     with small_disk_at(tmp_path / "small", "size=3m") as folder:

@@ -15,7 +15,6 @@ with warnings.catch_warnings():
     from resource_manager.airflow.decorators.gpu import gpu_task
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
     from resource_manager.airflow.task_results import keep_end
-    from resource_manager.airflow.task_trigger import trigger
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
@@ -78,11 +77,12 @@ class _Server:
 
 
 @pytest.fixture
-def servers(manager, launch_by, fast_triggers, notes, wanted, monkeypatch):
+def servers(manager, launch_by, fast_triggers, notes, wanted, pause, monkeypatch):
     servers = Servers()
     launch_by(lambda place: servers.at(place.address))
-    monkeypatch.setattr(registry, "SIGNALS", {})  # a thread would call the addresses by ssh, long afterwards
-    monkeypatch.setattr(trigger, "START_PAUSE_S", 0.05)
+    for name in [*registry.SIGNALS]:  # a thread would call the addresses by ssh, long afterwards
+        monkeypatch.delitem(registry.SIGNALS, name)
+    pause({"airflow.task_trigger.trigger.START_PAUSE_S": 0.05})
     return servers
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import unquote
 
 import httpx
@@ -286,14 +287,14 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
         service.watch.close()
 
 
-def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance, monkeypatch):
-    asked, explain = [], GPUResourceManager.explain
+def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance, connect):
+    asked = []
 
-    def listening(self, demand, **more):
+    def listening(demand, **more):
         asked.append(demand.lease_id)
-        return explain(self, demand, **more)
+        return manager.explain(demand, **more)
 
-    monkeypatch.setattr(GPUResourceManager, "explain", listening)
+    connect(Mock(wraps=manager, explain=listening))
     sensor = GPUAvailableSensor(task_id="train", gpus=2)
     with instance("staging"):
         assert sensor.poke({"ti": TASK})
@@ -405,18 +406,24 @@ def test_api_servers_that_start_at_once_publish_one_id(database, instance):
         assert publish_instance() in made, "a restart keeps the id"
 
 
-def test_an_id_is_never_a_number_to_airflows_rest_api(database, instance, monkeypatch):
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "710e3660")
+@pytest.fixture
+def draw_by(monkeypatch):
+    """Return draw_by(function): that one draws what is random of an id."""
+    return lambda function: monkeypatch.setattr(secrets, "token_hex", function)
+
+
+def test_an_id_is_never_a_number_to_airflows_rest_api(database, instance, draw_by):
+    draw_by(lambda _: "710e3660")
     with instance(None), pytest.raises(ValueError):
         json.loads(publish_instance())
 
 
-def test_a_second_api_server_uses_the_id_of_the_first(database, instance, monkeypatch):
+def test_a_second_api_server_uses_the_id_of_the_first(database, instance, draw_by):
     def meanwhile(_):
         assert database.set(VARIABLE, "first", None)
         return "second"
 
-    monkeypatch.setattr(secrets, "token_hex", meanwhile)
+    draw_by(meanwhile)
     with instance(None):
         assert publish_instance() == "first"
     assert database.get(VARIABLE) == "first"

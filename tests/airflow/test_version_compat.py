@@ -16,7 +16,6 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.launchers.registry import SIGNALS
-from resource_manager.jobs.running_job import RunningJob
 from tests.jobs.gangs import gang_allocation
 
 
@@ -36,9 +35,9 @@ def asks(monkeypatch):
     return ask, loops
 
 
-def test_the_members_of_a_gang_ask_in_the_loop_of_the_trigger(monkeypatch, asks):
+def test_the_members_of_a_gang_ask_in_the_loop_of_the_trigger(launch_by, asks):
     ask, loops = asks
-    monkeypatch.setattr(RunningJob, "open", ask)
+    launch_by(ask)
     gang = GangJob.planned(gang_allocation(), "ssh", "servers")
 
     async def run():

@@ -20,7 +20,6 @@ from werkzeug.serving import make_server
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main, reconciling, target
-from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -533,15 +532,7 @@ def test_every_command_has_json_and_a_help_text() -> None:
             assert any("--json" in option.opts for option in command.params), name
 
 
-def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-
-    def nap(signals: Signals, seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
-            raise Interrupted(130)
-
-    monkeypatch.setattr(Signals, "pause", nap)
+def test_watch_repeats_the_state(run: Run, naps: list[float]) -> None:
     result = run("status", "--watch", "0.5", "--json")
     assert result.exit_code == 0
     assert naps == [0.5, 0.5, 0.5]

@@ -26,6 +26,18 @@ PLACE = {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}
 JOB = {"command": ["python", "train.py"], "env": {"A": "b"}}
 
 
+class NotedStore(MemoryStore):
+    """Store with the kinds of changes of each commit."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commits: list[list[str]] = []
+
+    def commit(self, version: int, changes: Sequence[Change], *rest: Any, **more: Any) -> Any:
+        self.commits.append([type(change).__name__ for change in changes])
+        return super().commit(version, changes, *rest, **more)
+
+
 class Fleet:
     """Manager and receiver, with agents that report what a test says they run."""
 
@@ -45,9 +57,10 @@ class Fleet:
             )
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
+        self.store = NotedStore(clock=self.clock)
         self.manager = GPUResourceManager(
             Settings(store="memory://"),
-            store=MemoryStore(clock=self.clock),
+            store=self.store,
             inventory=nodes,
             cluster={"min_gpus": 0, "max_gpus": 8},
         )
@@ -186,9 +199,7 @@ def test_the_end_of_a_stopped_job_is_stored_whoever_releases_its_lease(fleet: Fl
     assert found["jobs"] == [{"server": "gpu-a", "key": key}]
 
 
-def test_the_end_of_a_job_its_clean_gpu_and_the_next_grant_are_one_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_end_of_a_job_its_clean_gpu_and_the_next_grant_are_one_commit() -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     fleet.report()
     token = granted_lease(fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a"))["fencing_token"]
@@ -197,16 +208,9 @@ def test_the_end_of_a_job_its_clean_gpu_and_the_next_grant_are_one_commit(
     for _ in range(3):
         fleet.report(run(key), gpus=(computes,))
     fleet.manager.submit("next", 1, 8, job=JOB, server="gpu-a")
-    commits = []
-    commit = fleet.manager.store.commit
-
-    def counted(version: int, changes: Sequence[Change], *rest: Any, **more: Any) -> Any:
-        commits.append([type(change).__name__ for change in changes])
-        return commit(version, changes, *rest, **more)
-
-    monkeypatch.setattr(fleet.manager.store, "commit", counted)
+    fleet.store.commits.clear()
     fleet.report(run(key, "finished"))
-    assert commits == [["Released", "GpuCleaned", "Granted"]]
+    assert fleet.store.commits == [["Released", "GpuCleaned", "Granted"]]
     changes = fleet.manager.history()[-3:]
     assert changes[1]["busy"] is not None, "with what was measured of the lease"
     assert [lease["task_id"] for lease in fleet.manager.leases()] == ["next"]

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager.cli import main
-from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.errors import CorruptStateError, InvalidRequestError, StaleStateError, is_outage
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceUnavailableError
@@ -98,20 +97,13 @@ def test_a_renewal_that_hangs_is_given_up_in_time_for_another(open_client: Flask
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_watch_goes_on_once_the_service_answers_again(
-    open_client: FlaskClient, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    open_client: FlaskClient, naps: list[float], as_json: bool
 ) -> None:
-    naps: list[float] = []
     service = httpx.WSGITransport(open_client.application)
-
-    def nap(signals: Signals, seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
-            raise Interrupted(130)
 
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(502) if len(naps) == 1 else service.handle_request(request)
 
-    monkeypatch.setattr(Signals, "pause", nap)
     client = ServiceClient("http://localhost", transport=httpx.MockTransport(answer))
     options = ["status", "--watch", "0.5", *(["--json"] if as_json else [])]
     ran = CliRunner().invoke(main, options, obj=holding(client))

@@ -222,7 +222,7 @@ def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
     manager: GPUResourceManager, start_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = start_job(manager.submit(TASK.lease_id, 2, 1, labels=labels(dag_id="other")))
-    monkeypatch.setattr(listener, "_manager", lambda: manager)
+    connect(monkeypatch, manager)
     listener.on_task_instance_failed(None, RUNNING, "ended by a user")
     listener._thread().submit(lambda: None).result(30)
     assert runs(key)

@@ -22,9 +22,9 @@ from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs import running_job
 from resource_manager.jobs.directories import job_states
 from resource_manager.jobs.launchers import (
+    LAUNCHERS,
     Job,
     JobState,
     LauncherUnreachableError,
@@ -271,7 +271,7 @@ def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pyte
     """The lease on it stays, as its job may run; those behind it are ended."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     launchers = {"liar": SSHLauncher(JobPlace("ssh", "h"), Liar("bye")), "": LocalLauncher()}
-    monkeypatch.setattr(running_job, "open_at", lambda place: launchers[place.conn_id])
+    monkeypatch.setitem(LAUNCHERS, "ssh", lambda place: launchers[place.conn_id])
     with GPUResourceManager.from_url("memory://") as manager:
         for name, connection in (("on-liar", "liar"), ("after", "")):
             task = TaskIdentity("production", "d", "r", name, -1)

@@ -255,9 +255,11 @@ def test_no_lease_with_a_known_runtime_crosses_a_window(
     allocator.check(cluster)
 
 
-def test_a_cluster_without_windows_does_not_try_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = cluster_with()
-    monkeypatch.setattr(ClusterState, "trial", None)
+def test_a_cluster_without_windows_does_not_try_anything() -> None:
+    class Untried(ClusterState):
+        trial = None  # type: ignore[assignment]
+
+    cluster = Untried.from_snapshot(cluster_with().snapshot())
     assert allocator.allocate(cluster, job("x"), SchedulingPass(FIRST_FIT, FIFO, 0.0))
     assert not any(
         isinstance(change, Queued)

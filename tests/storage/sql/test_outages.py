@@ -57,13 +57,19 @@ def what_locks(server: SqlServer, whole: bool) -> str:
     return "LOCK TABLES state WRITE" if whole else "SELECT * FROM state FOR UPDATE"
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_commit_that_another_session_locks_out_is_refused_and_not_made_later(
-    server: SqlServer, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by VACUUM FULL, a dump, or somebody who left a transaction open."""
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store waits a second for locks of other sessions."""
     for module in (mysql, postgresql_module):
         monkeypatch.setattr(module, "LOCK_WAIT_S", 1)
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_commit_that_another_session_locks_out_is_refused_and_not_made_later(
+    server: SqlServer, whole: bool
+) -> None:
+    """As by VACUUM FULL, a dump, or somebody who left a transaction open."""
     url = server.fresh_url()
     with closing(open_store(url)) as store:
         cluster = started(store)
@@ -75,11 +81,8 @@ def test_a_commit_that_another_session_locks_out_is_refused_and_not_made_later(
         assert fresh(store).version == 1
 
 
-def test_a_check_waits_once_for_tables_that_another_session_locks(
-    server: SqlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (mysql, postgresql_module):
-        monkeypatch.setattr(module, "LOCK_WAIT_S", 1)
+@pytest.mark.usefixtures("short_waits")
+def test_a_check_waits_once_for_tables_that_another_session_locks(server: SqlServer) -> None:
     url = server.fresh_url()
     with closing(open_store(url)) as store:
         started(store)
