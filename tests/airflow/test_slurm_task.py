@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
@@ -49,8 +50,14 @@ def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: obj
         _batch_request(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def answers_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Return answers_by(board): triggers ask that one for their jobs on Slurm."""
+    return lambda board: monkeypatch.setattr(SlurmBoard, "of", lambda *_: board)
+
+
 def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, pause: Any, notes: dict[str, Any]
+    answers_by: Any, pause: Any, notes: dict[str, Any]
 ) -> None:
     asked = []
 
@@ -60,7 +67,7 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
             return Seen("two\nthree\n", offset + 10, JobStatus(JobState.FINISHED, 0), None)
 
     pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
-    monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
+    answers_by(Board())
     trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"})
     path, arguments = trigger.serialize()
     assert path.endswith(".SlurmTrigger")
@@ -71,7 +78,7 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
 
 
 def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_question_takes(
-    monkeypatch: pytest.MonkeyPatch, pause: Any, notes: dict[str, Any]
+    answers_by: Any, pause: Any, notes: dict[str, Any]
 ) -> None:
     """While it stood still it heard nothing of the answer to its question."""
     fails = [True, True]
@@ -85,7 +92,7 @@ def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_qu
             return Seen("", offset, JobStatus(JobState.FINISHED, 0), None)
 
     pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0, "airflow.slurm.trigger.MAX_STEP_S": 0.1})
-    monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
+    answers_by(Board())
     trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}, unreachable_s=0.3)
     assert "unreachable" not in fire(trigger)
     fails += [True] * 4
