@@ -210,6 +210,11 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
             f"Jobs are preempted under {', '.join(some)}: compare the GPU time lost to restarts, too, not "
             "the waits alone."
         )
+    left = [(row["name"], row["jobs"] - row["started"] - row.get("cancelled", 0)) for row in table]
+    if some := [f"{name} ({jobs:g})" for name, jobs in left if jobs > 0]:
+        found.append(
+            f"Jobs do not start under {', '.join(some)}, and count in no wait: compare the jobs started, too."
+        )
     if not first.get("known_runtimes", 1):
         found.append("No job ends in this record, so its GPUs never become free again.")
     return found

@@ -259,7 +259,9 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
         "instead of 2 hours on average (50 % less), and 10 minutes instead of 2.5 hours at most.",
         'To do so, set order = "fifo+backfill" in [cluster] and apply it.',
     ]
-    assert verdict.cautions(results) == []
+    assert verdict.cautions(results) == [
+        "Jobs do not start under fgd, srtf (1), and count in no wait: compare the jobs started, too."
+    ]
 
 
 def test_no_change_is_advised_where_the_intervals_over_the_seeds_overlap() -> None:
@@ -322,6 +324,11 @@ def test_winners_and_losers_stand_before_the_advice() -> None:
             {"stated_runtimes": 1},
             "every run starts the same jobs at the same times",
             "Only 1 of 400 jobs states a runtime, so backfill",
+        ),
+        (
+            {"jobs": 401},
+            "every run starts the same jobs at the same times",
+            "Jobs do not start under first_fit",
         ),
         ({"preemptions": 7}, "every run starts the same jobs at the same times", "Jobs are preempted under "),
         ({"jobs": 49}, "every run starts the same jobs at the same times", "Only 49 jobs"),
