@@ -122,6 +122,15 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
+def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty folder of this process's temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB."""
     with small_disk_at(tmp_path / "small", "size=3m") as folder:

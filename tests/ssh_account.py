@@ -15,14 +15,14 @@ Act = Callable[[paramiko.Channel, str], None]
 
 
 class _Account(paramiko.ServerInterface):
-    def __init__(self, act: Act) -> None:
-        self._act = act
+    def __init__(self, act: Act, refuses: bool) -> None:
+        self._act, self._refuses = act, refuses
 
     def check_auth_password(self, username: str, password: str) -> int:
         return paramiko.AUTH_SUCCESSFUL
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED if self._refuses else paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         Thread(target=self._answer, args=(channel, command.decode()), daemon=True).start()
@@ -33,12 +33,12 @@ class _Account(paramiko.ServerInterface):
             self._act(channel, command)
 
 
-def logged_in(act: Act) -> paramiko.SSHClient:
-    """Return a client whose commands `act` answers, in a thread for each."""
+def logged_in(act: Act, refuses: bool = False) -> paramiko.SSHClient:
+    """Return a client whose commands `act` answers, in a thread for each; or that may open no session."""
     here, there = socket.socketpair()
     server = paramiko.Transport(there)
     server.add_server_key(paramiko.ECDSAKey.generate())
-    server.start_server(Event(), _Account(act))  # an event: it does not wait for the client
+    server.start_server(Event(), _Account(act, refuses))  # an event: it does not wait for the client
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
     client.connect("server", username="u", password="p", sock=here, allow_agent=False, look_for_keys=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -392,14 +393,14 @@ def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
 
 
 def test_a_shell_whose_gpus_compute_nothing_is_told_once_before_they_are_released(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = {"task_id": "t", "idle_s": None, "released_in_s": 300.0}
     manager = SimpleNamespace(gpus=lambda servers: [{"gpus": [{"leases": [found]}]}])
-    monkeypatch.setattr(attended, "LOOK_AT_GPUS_EVERY_S", 0.0)
-    here = SimpleNamespace(_owns=True, _gpus_seen_at=0.0, _server="a", _lease={"task_id": "t"})
+    here = SimpleNamespace(_owns=True, _server="a", _lease={"task_id": "t"})
     here._idle = IdleWarning(say)
     for _ in range(2):
+        here._gpus_seen_at = -math.inf
         attended.Attended._look_at_gpus(here, manager)  # type: ignore[arg-type]
     said = "gpu-manager: its GPUs compute nothing: unless they do, they are released in 300 s\n"
     assert capsys.readouterr().err == said

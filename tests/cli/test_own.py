@@ -60,24 +60,24 @@ def test_the_history_is_exported_through_the_service_as_from_the_store(
 
 
 def test_a_wait_is_told_once_a_kind_of_reason_and_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def entry(kind: str, position: int, reason: str) -> dict[str, Any]:
         waits = {"state": "WAITING", "kind": kind, "position": position, "reason": reason}
         return {"task_id": "t", "name": "t", "short_id": "vnpm", **waits}
 
-    looks = [
+    looks: list[Any] = [
+        None,  # it is unknown before it asks
         *(entry("awaiting_release", 1, f"waits for a; within {left} s") for left in (9, 8, 7)),
         entry("no_capacity", 1, "none is free"),
         {**entry("no_capacity", 0, ""), "state": "RUNNING"},
     ]
-    monkeypatch.setattr(waiting, "_entry_now", lambda *_, **__: looks.pop(0))
     signals = SimpleNamespace(
         result=lambda asked: asked, pause=lambda _: None, check=lambda: None, first=None
     )
-    unknown = SimpleNamespace(status_of=lambda lease_id: None)
+    manager = SimpleNamespace(status_of=lambda lease_id: looks.pop(0), expire_and_schedule=lambda: None)
     session: Any = SimpleNamespace(
-        ask=lambda call: call(unknown),
+        ask=lambda call: call(manager),
         begin=lambda call: entry("no_capacity", 2, "1 ahead"),
         signals=signals,
     )

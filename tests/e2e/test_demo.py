@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,7 +46,7 @@ def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 7
 
 
-def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
+def test_up_leaves_no_folder_behind(temporary_files, monkeypatch):
     class Quiet:
         """Stack without processes, so that only its folder could remain."""
 
@@ -67,14 +66,13 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("demo.__main__.Stack", Quiet)
     monkeypatch.setattr("demo.__main__.docker_answers", lambda: True)  # it waits by the same sleep
     monkeypatch.setattr("demo.__main__.time.sleep", interrupt)
     done = CliRunner().invoke(main, ["up"])
     assert done.exit_code == 0
     assert done.stdout.endswith("stopped\n")
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary_files.iterdir()) == []
 
 
 def test_a_gpu_held_twice_is_found():

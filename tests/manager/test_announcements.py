@@ -115,18 +115,15 @@ def test_a_run_and_all_runs_together_are_bounded(
     assert not announce(manager, "t", f"r{len(runs)}")
 
 
-def test_who_announces_most_gives_way_to_others(
-    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_announces_most_gives_way_to_others(manager: GPUResourceManager, clock: Clock) -> None:
     """One user's announcements kept those of all others out for a week, or those of a run that was theirs."""
-    for limit, most in (("MAX_OF_RUN", 2), ("MAX_ANNOUNCED", 4)):
-        monkeypatch.setattr(f"resource_manager.manager.announcements.{limit}", most)
-    for number in range(4):
+    for number in range(MAX_ANNOUNCED):
         clock.now += 1
-        assert announce(manager, f"eve{number}", f"r{number // 2}", owner="eve")
-    taken = [announce(manager, f"ada{number}", "r0", owner="ada") for number in range(3)]
-    assert taken == [True, True, False]
-    assert sorted(names(manager)) == ["etl.ada0", "etl.ada1", "etl.eve0", "etl.eve1"]
+        assert announce(manager, f"eve{number}", f"r{number // MAX_OF_RUN}", owner="eve")
+    taken = [announce(manager, f"ada{number}", "r0", owner="ada") for number in range(MAX_OF_RUN + 1)]
+    assert taken == [True] * MAX_OF_RUN + [False]
+    of_ada = {f"etl.ada{number}" for number in range(MAX_OF_RUN)}
+    assert {*names(manager)} == of_ada | {f"etl.eve{number}" for number in range(MAX_ANNOUNCED - MAX_OF_RUN)}
     assert manager.history(what="announce")[-2]["reason"].startswith("its owner announced the most")
     assert not announce(manager, "more", "r9", owner="eve")
     assert announce(manager, "bob", "r9", owner="bob")

@@ -24,8 +24,14 @@ def kept(tmp_path: Path) -> Persistence:
 
 
 @pytest.fixture
-def manager() -> Iterator[GPUResourceManager]:
-    with GPUResourceManager.from_url("memory://") as manager:
+def manager_class() -> type[GPUResourceManager]:
+    """Class of `manager`, which a test may replace by one of its own."""
+    return GPUResourceManager
+
+
+@pytest.fixture
+def manager(manager_class: type[GPUResourceManager]) -> Iterator[GPUResourceManager]:
+    with manager_class.from_url("memory://") as manager:
         yield manager
 
 

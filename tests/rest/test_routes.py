@@ -319,19 +319,18 @@ def test_a_browser_at_an_unknown_path_gets_a_page_that_leads_back(
     assert "aria-current" not in text, "which marks no page of it"
 
 
-def test_a_crash_is_a_page_for_a_browser_and_a_problem_for_a_program(kept: Persistence) -> None:
-    class Crashing(GPUResourceManager):
-        def queue(self, *_: object, **more: object) -> Any:
-            raise RuntimeError("s3cret")
+class CrashingManager(GPUResourceManager):
+    def queue(self, *_: object, **more: object) -> Any:
+        raise RuntimeError("s3cret")
 
-    service = standalone(Crashing.from_url("memory://"), kept, open_to="loopback")
-    open_client = create_app(service).test_client()
+
+@pytest.mark.parametrize("manager_class", [CrashingManager])
+def test_a_crash_is_a_page_for_a_browser_and_a_problem_for_a_program(open_client: FlaskClient) -> None:
     for path, kind in (("/queue", "text/html"), ("/api/queue", "application/problem+json")):
         answer = open_client.get(path)
         assert (answer.status_code, answer.mimetype) == (500, kind)
         assert "internal error: see the log of the service" in answer.get_data(as_text=True)
         assert "s3cret" not in answer.get_data(as_text=True)
-    service.watch.close()
 
 
 @pytest.mark.parametrize("field", ["prefer_server_id", "server"])

@@ -29,10 +29,11 @@ class Account:
 
     def __init__(self):
         self.logins = []
+        self.refuses = False
         self.server = SSHPython("gpu-a", self.log_in)
 
     def log_in(self):
-        self.logins.append(logged_in(self.answer))
+        self.logins.append(logged_in(self.answer, self.refuses))
         return self.logins[-1]
 
     def answer(self, channel, command):
@@ -180,11 +181,8 @@ class TestTheLogIn:
         del account.server._standing[""]
         assert not account.logins
 
-    def test_whose_session_fails_is_not_tried_again(self, account, monkeypatch):
-        def refuse(*_, **__):
-            raise paramiko.ChannelException(1, "Administratively prohibited")
-
-        monkeypatch.setattr(paramiko.Transport, "open_session", refuse)
+    def test_whose_session_fails_is_not_tried_again(self, account):
+        account.refuses = True
         with pytest.raises(LauncherUnreachableError, match="Administratively prohibited"):
             account.run()
         assert [is_active(client) for client in account.logins] == [False]

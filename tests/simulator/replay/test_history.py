@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,12 +143,9 @@ def test_a_history_is_read_from_redis(tmp_path: Path, redis_url: str) -> None:
 
 
 def test_a_comparison_on_a_store_leaves_no_temporary_copy(
-    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_url: str, temporary_files: Path
 ) -> None:
     record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     arguments = ["compare", "--policies", "first_fit,best_fit", "--workers", "1", "--json"]
     summaries = []
     for source in (redis_url, str(tmp_path / "same.jsonl")):
@@ -157,7 +153,7 @@ def test_a_comparison_on_a_store_leaves_no_temporary_copy(
         assert result.exit_code == 0, result.output
         summaries.append(json.loads(result.stdout))
     assert summaries[0] == summaries[1]
-    assert list(temporary.iterdir()) == []
+    assert list(temporary_files.iterdir()) == []
 
 
 def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
