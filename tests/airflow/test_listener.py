@@ -37,9 +37,19 @@ def api(monkeypatch):
     return app
 
 
-def test_a_triggerer_builds_what_it_asks_airflow_by_before_it_runs_triggers(api, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["airflow", "triggerer", "--capacity", "500"])
-    listener.on_starting(component=None)
+@pytest.fixture
+def start(monkeypatch):
+    """Return start(*words): a component of Airflow starts by that command line."""
+
+    def begin(*words):
+        monkeypatch.setattr(sys, "argv", ["airflow", *words])
+        listener.on_starting(component=None)
+
+    return begin
+
+
+def test_a_triggerer_builds_what_it_asks_airflow_by_before_it_runs_triggers(api, start):
+    start("triggerer", "--capacity", "500")
     assert api.is_built
     used = triggerer_job_runner.in_process_api_server()
     assert used is triggerer_job_runner.in_process_api_server(), "another one would be built again"
@@ -47,9 +57,8 @@ def test_a_triggerer_builds_what_it_asks_airflow_by_before_it_runs_triggers(api,
 
 
 @pytest.mark.parametrize("command", ["scheduler", "api-server", "celery"])
-def test_other_components_build_nothing(api, monkeypatch, command):
-    monkeypatch.setattr(sys, "argv", ["airflow", command])
+def test_other_components_build_nothing(api, start, command):
     before = triggerer_job_runner.in_process_api_server
-    listener.on_starting(component=None)
+    start(command)
     assert not api.is_built
     assert triggerer_job_runner.in_process_api_server is before

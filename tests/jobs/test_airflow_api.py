@@ -80,6 +80,7 @@ class Airflow(BaseHTTPRequestHandler):
     def do_PATCH(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.patched.append((self.path, body))
+        self.server.at_patch()
         self.answer(self.server.patch_status, {"task_instances": []})
 
     def answer(self, status, body, kind="application/json"):
@@ -98,6 +99,7 @@ def airflow():
     with api as server:
         server.logins, server.token = 0, "token-1"
         server.patched, server.patch_status, server.user = [], 200, "ada"
+        server.at_patch = lambda: None
         server.lists, server.list_status, server.reads = 0, 200, []
         server.tasks = [listed("runs", "deferred"), listed("ended", "failed"), listed("cleared", None)]
         server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
@@ -285,13 +287,7 @@ def test_stop_with_end_task_ends_the_task_first_or_nothing(airflow, tmp_path, mo
     assert airflow.patched[-1] == (f"{Airflow.TASKS}/first", {"new_state": "failed"})
     with GPUResourceManager.from_url(store) as manager:
         manager.submit("mine", 1, labels=task("first").labels)
-        ends = AirflowTaskStates.end_task
-
-        def end_with_its_lease(states, *asked):  # as its trigger does once Airflow has told it
-            ends(states, *asked)
-            manager.release("mine")
-
-        monkeypatch.setattr(AirflowTaskStates, "end_task", end_with_its_lease)
+        airflow.at_patch = lambda: manager.release("mine")  # as its trigger does once Airflow has told it
         code, said = stop("mine", *login)
         assert (code, said) == (
             0,

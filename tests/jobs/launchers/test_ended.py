@@ -68,12 +68,29 @@ def test_a_fake_job_that_was_stopped_is_not_started_again():
     assert launcher.jobs == []
 
 
-def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, monkeypatch):
+@pytest.fixture
+def answer(launcher, monkeypatch):
+    """Return answer(name=function): the function answers that call of the launcher to the Docker engine."""
+
+    def by(**functions):
+        for name, function in functions.items():
+            monkeypatch.setattr(launcher._api, name, function)
+
+    return by
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A container whose start was begun by another is soon taken for left."""
+    monkeypatch.setattr(docker, "STARTER_TIMEOUT_S", 0.3)
+
+
+def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, answer, monkeypatch):
     stopped, recent = job("true"), job("true")
     launcher.stop(stopped.key)
     launcher.stop(recent.key)
     if isinstance(launcher, docker.DockerLauncher):
-        make_later(launcher, monkeypatch, stopped)
+        make_later(launcher, answer, stopped)
     else:
         tombstone = os.path.join(launcher.root, "ended", stopped.key)
         os.utime(tombstone, (time.time() - DAY_S - 60,) * 2)
@@ -84,23 +101,22 @@ def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, monkeypatch
     monkeypatch.undo()
 
 
-def make_later(launcher, monkeypatch, job):
+def make_later(launcher, answer, job):
     """Let the engine's clock be a day later, and its list of tombstones have that of this job only."""
     own = launcher._api.volumes(filters={"name": job.key})
     engine = launcher._api.info()
     later = datetime.fromisoformat(engine["SystemTime"]) + timedelta(days=1, seconds=60)
-    monkeypatch.setattr(launcher._api, "info", lambda: {**engine, "SystemTime": later.isoformat()})
-    monkeypatch.setattr(launcher._api, "volumes", lambda filters: own)
+    answer(info=lambda: {**engine, "SystemTime": later.isoformat()}, volumes=lambda filters: own)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", ["docker"], indirect=True)
-def test_a_job_is_stopped_while_two_processes_remove_an_old_tombstone(launcher, job, monkeypatch):
+def test_a_job_is_stopped_while_two_processes_remove_an_old_tombstone(launcher, job, answer, monkeypatch):
     old, running = job("true"), job("sleep 60")
     launcher.stop(old.key)
     launcher.prepare(running)
     launcher.start(running)
-    make_later(launcher, monkeypatch, old)
+    make_later(launcher, answer, old)
     launcher._api.remove_volume(f"{old.key}-ended")
     launcher.stop(running.key, 0.0)
     monkeypatch.undo()
@@ -243,54 +259,52 @@ def fill(disk):
 @pytest.mark.parametrize("moment", ["create_container", "inspect_volume", "put_archive", "start"])
 @pytest.mark.parametrize("is_left", [False, True], ids=["new", "left unstarted by another"])
 def test_a_container_whose_start_is_halted_at_any_moment_does_not_start_after_stop(
-    launcher, job, monkeypatch, moment, is_left
+    launcher, job, answer, impatient, monkeypatch, moment, is_left
 ):
     wanted = job("echo begun; sleep 60", files={"A": "text"})
     place = launcher.prepare(wanted)
-    monkeypatch.setattr(docker, "STARTER_TIMEOUT_S", 0.3)
     if is_left:
         with monkeypatch.context() as patched:
             patched.setattr(launcher._api, "start", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 launcher.start(wanted)
-    stop_before(launcher, moment, place, wanted, monkeypatch)
+    stop_before(launcher, moment, place, wanted, answer)
     with pytest.raises(AlreadyEndedError):
         launcher.start(wanted)
     left = launcher._api.containers(all=True, filters={"name": wanted.key})
     assert left == []
 
 
-def stop_before(launcher, moment, place, job, monkeypatch):
+def stop_before(launcher, moment, place, job, answer):
     """Let another process stop the job before the launcher's next call of this kind."""
     act = getattr(launcher._api, moment)
 
     def acting(*given, **more):
-        monkeypatch.setattr(launcher._api, moment, act)
+        answer(**{moment: act})
         with closing(open_at(place)) as other:
             other.stop(job.key, 0.0)
         return act(*given, **more)
 
-    monkeypatch.setattr(launcher._api, moment, acting)
+    answer(**{moment: acting})
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", ["docker"], indirect=True)
 def test_a_container_runs_once_though_its_first_starter_was_halted_until_another_had_run_it(
-    launcher, job, monkeypatch
+    launcher, job, answer, impatient
 ):
     wanted = job("echo begun")
     place = launcher.prepare(wanted)
-    monkeypatch.setattr(docker, "STARTER_TIMEOUT_S", 0.3)
     start = launcher._api.start
 
     def late(container):
-        monkeypatch.setattr(launcher._api, "start", start)
+        answer(start=start)
         with closing(open_at(place)) as other:
             other.start(wanted)
             wait_until_ended(other, wanted.key)
         start(container)
 
-    monkeypatch.setattr(launcher._api, "start", late)
+    answer(start=late)
     launcher.start(wanted)
     assert launcher.status(wanted.key) == JobStatus(JobState.FINISHED, 0)
     assert launcher.logs(wanted.key).text == "begun\n"

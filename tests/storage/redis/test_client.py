@@ -15,7 +15,13 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
-from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient, blocking_read
+from resource_manager.storage.redis.client import (
+    MAX_TRIES,
+    RIGHTS,
+    SOCKET_TIMEOUT_S,
+    RedisClient,
+    blocking_read,
+)
 from resource_manager.storage.redis.store import RedisStore
 from resource_manager.storage.witnesses import Sighting
 from tests.builders import nodes
@@ -54,19 +60,25 @@ def test_answers_are_bytes_for_every_url(embedded_redis: RedisServer) -> None:
         assert manager.leases() == []
 
 
+def driver_of(server: RedisServer, kind: Any) -> redis.Redis:
+    """Return a driver with connections of that kind to a server."""
+    pool = redis.ConnectionPool(kind, path=str(server.socket), socket_timeout=SOCKET_TIMEOUT_S)
+    return redis.Redis(connection_pool=pool)
+
+
 @pytest.mark.parametrize(("quick_s", "times"), [(3600.0, 2), (1e-9, 1), (0.0, 0)])
 def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
-    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, quick_s: float, times: int
+    embedded_redis: RedisServer, quick_s: float, times: int
 ) -> None:
     """Before the first answer it takes the server for quick, unless none is."""
     looks: list[float] = []
 
-    def can_read(connection: redis.Connection, timeout: float = 0) -> bool:
-        looks.append(timeout)
-        return True
+    class Looking(redis.UnixDomainSocketConnection):
+        def can_read(self, timeout: float | None = 0) -> bool:
+            looks.append(timeout or 0)
+            return True
 
-    monkeypatch.setattr(redis.connection.AbstractConnection, "can_read", can_read)
-    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s)
+    client = RedisClient(driver_of(embedded_redis, Looking), "redis", quick_s=quick_s)
     client.ask(("PING",))
     client.ask(("PING",))
     assert len(looks) == times
@@ -121,21 +133,21 @@ def test_the_shortest_blocking_read_ends(
 
 @pytest.mark.parametrize("broken", [1, MAX_TRIES - 1, MAX_TRIES])
 def test_commands_are_sent_again_a_few_times_if_connections_break(
-    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, broken: int
+    embedded_redis: RedisServer, broken: int
 ) -> None:
-    client = RedisClient.from_url(embedded_redis.fresh_url())
-    read, times = redis.connection.AbstractConnection.read_response, 0
+    times = 0
 
-    def read_response(connection: redis.Connection, *args: Any, **options: Any) -> Any:
-        nonlocal times
-        answer = read(connection, *args, **options)
-        if answer == b"PONG":
-            times += 1
-            if times <= broken:
-                raise redis.exceptions.ConnectionError("cut off")
-        return answer
+    class Breaking(redis.UnixDomainSocketConnection):
+        def read_response(self, *args: Any, **options: Any) -> Any:
+            nonlocal times
+            answer = super().read_response(*args, **options)
+            if answer == b"PONG":
+                times += 1
+                if times <= broken:
+                    raise redis.exceptions.ConnectionError("cut off")
+            return answer
 
-    monkeypatch.setattr(redis.connection.AbstractConnection, "read_response", read_response)
+    client = RedisClient(driver_of(embedded_redis, Breaking), "redis")
     with pytest.raises(redis.exceptions.ConnectionError) if broken == MAX_TRIES else nullcontext():
         assert client.ask(("PING",)) == [b"PONG"]
     assert times == min(broken + 1, MAX_TRIES)
