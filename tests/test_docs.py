@@ -351,18 +351,17 @@ def test_a_store_that_has_none_of_the_stacks_tokens_gets_new_ones(tmp_path: Path
     assert not set(once.values()) & set(elsewhere.values())
 
 
-def test_the_fault_tests_know_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fault_tests_know_their_options() -> None:
     """With `--help` at the end, a program checks the options before it and stops; tests/faults runs it."""
-    programs: dict[str, Callable[[], object]] = {
+    programs: dict[str, Callable[[list[str]], object]] = {
         "tests.faults.run": run.command,
         "tests.faults.day": day.main,
     }
     for line in "".join(blocks(ROOT / "docs" / "contributing" / "fault-tests.md", "sh")).splitlines():
         python, option, name, *options = shlex.split(line, comments=True)
         assert (python, option) == ("python", "-m")
-        monkeypatch.setattr(sys, "argv", [name, *options, "--help"])
         with pytest.raises(SystemExit) as ended:
-            programs[name]()
+            programs[name]([*options, "--help"])
         assert ended.value.code == 0
 
 

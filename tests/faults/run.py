@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -378,7 +378,7 @@ def servers_of(setting: str) -> Iterator[None]:
         Variables.postgres.stop()
 
 
-def command() -> int:
+def command(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -396,7 +396,7 @@ def command() -> int:
     settings = ["", *SETTINGS, gpus.SETTING, agents.SETTING, terminals.SETTING]
     parser.add_argument("--setting", default="", choices=settings, help="the same one for all seeds")
     parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     setting = options.setting
     if options.tasks and options.store != "variables":
         parser.error("--tasks: goes with --store variables")

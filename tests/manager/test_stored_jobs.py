@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from cryptography.fernet import Fernet
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import RUNS_JOBS
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
-from resource_manager.manager import stored_jobs
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobEnded, StoredJobs
 from resource_manager.settings import Settings
@@ -19,6 +17,7 @@ from resource_manager.storage import MemoryStore
 from resource_manager.storage.checks import of_job_keys
 from resource_manager.storage.jobs import (
     ENDED_S,
+    MAX_BYTES_OF_CALLER,
     RESULT_S,
     JobRow,
     MemoryJobs,
@@ -172,10 +171,8 @@ def test_bad_jobs_are_refused_in_one_line(store: MemoryStore) -> None:
         StoredJobs(store.jobs, "not-a-key")
 
 
-def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them() -> None:
     """A store looks at all of them; a refusal is always of what is stored."""
-    monkeypatch.setattr(stored_jobs, "COUNT_S", math.inf)
-    monkeypatch.setattr(stored_jobs, "MAX_BYTES_OF_CALLER", 2**20)
 
     class Counting(MemoryJobs):
         counts = 0
@@ -187,13 +184,14 @@ def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them(monkeypatch: pyte
     jobs = Counting(Clock())
     stored = StoredJobs(jobs, "")
     large = {"command": ["x" * 60_000]}
-    for number in range(16):
+    fit = MAX_BYTES_OF_CALLER // 60_100
+    for number in range(fit):
         stored.row_of_job(f"t{number}", "ada", large)
     assert jobs.counts == 1
-    for number in range(16):
+    for number in range(fit):
         stored.row_of_job(f"u{number}", "ada", large)  # none of them was stored
     assert jobs.counts == 2
-    jobs.write([JobRow(job_name("t"), "ada", "x" * 2**20, RESULT_S)])
+    jobs.write([JobRow(job_name("t"), "ada", "x" * MAX_BYTES_OF_CALLER, RESULT_S)])
     with pytest.raises(TooManyJobsError):
         StoredJobs(jobs, "").row_of_job("v", "ada", large)
 

@@ -35,6 +35,7 @@ from resource_manager.jobs.launchers import (
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.launchers.ssh_python import SSHPython
+from resource_manager.jobs.launchers.ssh_standing import MAX_ANSWER_BYTES
 from resource_manager.jobs.launchers.terminal import SSHProgram
 from resource_manager.jobs.reconcile import ActionKind, reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -224,7 +225,7 @@ def die_of_a_signal(channel: Any, command: str) -> None:
 @pytest.mark.parametrize(
     ("act", "timeout_s", "reason"),
     [
-        (pour, 60.0, "it sends more than 1,000,000 bytes"),
+        (pour, 60.0, f"it sends more than {MAX_ANSWER_BYTES:,} bytes"),
         (drip, 0.2, "no answer within 0.2 s"),
         (end_without_a_status, 60.0, "it does not say how the program ended"),
         (vanish, 60.0, "the connection was over before the program"),
@@ -234,7 +235,6 @@ def test_a_server_that_never_ends_its_answer_is_given_up(
     act: Any, timeout_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_standing, "ANSWER_S", 0.5)
-    monkeypatch.setattr(ssh_standing, "MAX_ANSWER_BYTES", 1_000_000)
     server = SSHPython("h", lambda: logged_in(act))
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
         server.run("pass", timeout_s)
@@ -248,12 +248,14 @@ def test_what_a_signal_ended_says_what_it_said() -> None:
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [("exec yes", "it sends more than 1,000,000 bytes"), ("exec sleep 60", "no answer within 0.2 s")],
+    [
+        ("exec yes", f"it sends more than {MAX_ANSWER_BYTES:,} bytes"),
+        ("exec sleep 60", "no answer within 0.2 s"),
+    ],
 )
 def test_a_program_for_ssh_that_never_ends_its_answer_is_ended(
     script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "MAX_ANSWER_BYTES", 1_000_000)
     with_ssh(script, tmp_path, monkeypatch)
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
         SSHProgram("h").run("pass", 0.2 if "sleep" in script else 60.0)
