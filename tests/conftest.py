@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,10 @@ from tests.redis_server import (
 )
 from tests.small_disk import small_disk_at
 from tests.sql_servers import mariadb, mysql, postgresql, sqlite
+
+if TYPE_CHECKING:
+    from resource_manager.core.models import Request
+    from resource_manager.manager.demand import Demand
 
 __all__ = [
     "clock",
@@ -103,6 +108,22 @@ def as_another_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function after which this process counts as one of another user."""
     own = os.geteuid()
     return lambda: monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+
+
+@pytest.fixture
+def built_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Demand, Request]]:
+    """Demands that reached a manager, each with the request that was made of it."""
+    from resource_manager.manager import requests
+
+    made: list[tuple[Demand, Request]] = []
+    build_request = requests.build_request
+
+    def note(demand: Demand, *more: Any, **options: Any) -> Request:
+        made.append((demand, build_request(demand, *more, **options)))
+        return made[-1][1]
+
+    monkeypatch.setattr(requests, "build_request", note)
+    return made
 
 
 @pytest.fixture

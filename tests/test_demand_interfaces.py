@@ -132,22 +132,11 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
     service.watch.close()
 
 
+Built = list[tuple[Demand, Request]]
+
+
 def requested(manager: GPUResourceManager, demand: Demand) -> Request:
     return manager.read(lambda cluster, now: requests.build_request(demand, cluster))
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Requests that reached the manager."""
-    made: list[Request] = []
-    build_request = requests.build_request
-
-    def note(*arguments: Any, **options: Any) -> Request:
-        made.append(build_request(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(requests, "build_request", note)
-    return made
 
 
 def rest(body: Callable[[ServiceClient], httpx.Response]) -> Callable[..., Any]:
@@ -249,24 +238,24 @@ INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
 
 
 def test_a_function_takes_every_field_but_several_servers(
-    manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+    manager: GPUResourceManager, client: ServiceClient, built_requests: Built
 ) -> None:
     expected = requested(manager, Demand(**{**VALUES, "nodes": 1}))
-    asked.clear()
+    built_requests.clear()
     by_operator(GPUDecoratedOperator, lambda: {**own(), "nodes": 1}, python_callable=print)(client, manager)
-    assert asked == [expected]
+    assert [request for _, request in built_requests] == [expected]
 
 
 def test_any_operator_takes_every_field_but_several_servers(
-    manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+    manager: GPUResourceManager, client: ServiceClient, built_requests: Built
 ) -> None:
     expected = requested(manager, Demand(**{**VALUES, "nodes": 1}))
-    asked.clear()
+    built_requests.clear()
     operator: Any = with_gpus(PythonOperator, **{**own(), "nodes": 1})(
         task_id="x", owner=VALUES["owner"], python_callable=print
     )
     manager.submit(demand_of(operator, operator.given_fields(), {}, VALUES["lease_id"]))
-    assert asked == [expected]
+    assert [request for _, request in built_requests] == [expected]
 
 
 def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:
@@ -277,12 +266,12 @@ def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:
 @pytest.mark.parametrize("interface", INTERFACES)
 @pytest.mark.filterwarnings("ignore")
 def test_an_interface_takes_every_field(
-    interface: str, manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+    interface: str, manager: GPUResourceManager, client: ServiceClient, built_requests: Built
 ) -> None:
     expected = requested(manager, Demand(**VALUES))
-    asked.clear()
+    built_requests.clear()
     INTERFACES[interface](client, manager)
-    [request] = asked
+    [(_, request)] = built_requests
     if "explain" in interface and request.lease_id.startswith("what-if"):
         request = request.for_task("t")
     assert request == expected
@@ -319,14 +308,14 @@ def test_a_lease_around_tasks_takes_what_its_operator_takes() -> None:
 
 @pytest.mark.parametrize("duration", [90, 90.0, "90", "90s", "1.5min", timedelta(seconds=90)])
 def test_durations_are_seconds_texts_or_timedeltas(
-    manager: GPUResourceManager, client: ServiceClient, asked: list[Request], duration: Any
+    manager: GPUResourceManager, client: ServiceClient, built_requests: Built, duration: Any
 ) -> None:
     options = dict.fromkeys(("expected_runtime", "ttl", "target"), duration)
     manager.submit("t", 1, utility=1.0, **options)
     client.submit("u", 1, utility=1.0, **options)
     operator = GPUTrainingOperator(task_id="x", command="true", gpus=1, utility="1", **options)
     manager.submit(demand_of(operator, asked_by_attributes(operator), {}, "v"))
-    for request in asked:
+    for _, request in built_requests:
         assert request.utility is not None
         assert (request.ttl_s, request.expected_runtime_s, request.utility.target_s) == (90.0,) * 3
 

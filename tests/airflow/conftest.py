@@ -59,14 +59,18 @@ def launch_by(monkeypatch):
 
 @pytest.fixture
 def said_by(monkeypatch):
-    """Return said_by(task or trigger): the lines that it logs, whose way differs between versions."""
+    """Return said_by(task or trigger): the lines that it logs, whose way differs between versions.
 
-    def listen(speaker, level=logging.INFO):
+    `note` is called with each line.
+    """
+
+    def listen(speaker, level=logging.INFO, note=lambda line: None):
         lines, log = [], logging.Logger("task")
 
         class Listening(logging.Handler):
             def emit(self, record):
                 lines.append(record.getMessage())
+                note(lines[-1])
 
         log.addHandler(Listening(level))
         monkeypatch.setattr(speaker if isinstance(speaker, type) else type(speaker), "log", log)

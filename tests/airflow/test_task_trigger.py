@@ -24,7 +24,6 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger import trigger as trigger_steps
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.task_trigger.task_lease import TaskLease
-    from resource_manager.airflow.task_trigger.trigger import TaskTrigger
     from resource_manager.airflow.use_meter import UseMeter, usage_line
     from resource_manager.airflow.version_compat import AirflowException
 
@@ -400,15 +399,14 @@ def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(asks,
     assert len(manager.history(what="renew")) >= 2
 
 
-def test_long_output_does_not_block_other_triggers(asks, monkeypatch):
+def test_long_output_does_not_block_other_triggers(asks, said_by):
     trigger = asks("seq 1000")
     turns, turns_at_line = 0, {}
 
-    class Log:
-        def info(self, _, *words):
-            turns_at_line[words[0]] = turns
+    def note(line):
+        turns_at_line[line] = turns
 
-    monkeypatch.setattr(TaskTrigger, "log", Log(), raising=False)
+    said_by(trigger, note=note)
 
     async def run():
         nonlocal turns

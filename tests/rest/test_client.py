@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli import main
+from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
-from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
@@ -51,7 +51,7 @@ def test_an_airflow_itself_is_no_gpu_manager_and_the_address_of_its_plugin_is_sa
 
 
 def test_explain_sends_every_option_that_affects_the_answer(
-    client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: ServiceClient, manager: GPUResourceManager, built_requests: list[tuple[Demand, Request]]
 ) -> None:
     payload: dict[str, Any] = {
         "resources": {"licences": 2, "memory_mib": 1.5},
@@ -59,17 +59,10 @@ def test_explain_sends_every_option_that_affects_the_answer(
         "team": "vision",
     }
     expected = manager.explain("e", 2, 1, **payload)
-    build_request = requests.build_request
-    asked: list[Demand] = []
-
-    def note(demand: Demand, *more: Any, **options: Any) -> Any:
-        asked.append(demand)
-        return build_request(demand, *more, **options)
-
-    monkeypatch.setattr(requests, "build_request", note)
+    built_requests.clear()
     assert client.explain("e", 2, 1, **payload) == expected
     assert "licences" in expected["servers"][0]["reasons"][0]
-    assert asked[0].model_dump().items() >= payload.items()
+    assert built_requests[0][0].model_dump().items() >= payload.items()
     assert client.explain("e", 2, 1)["would_be_granted"]
     for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e999"]):
         with pytest.raises(InvalidRequestError, match=r"^resources"):
