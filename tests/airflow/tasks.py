@@ -4,6 +4,7 @@ import asyncio
 import warnings
 from contextlib import suppress
 from dataclasses import asdict
+from inspect import iscoroutinefunction
 from types import SimpleNamespace
 
 import pytest
@@ -92,3 +93,28 @@ def ended(operator, **context):
     """Live one try of a training to its end; return what its task returns."""
     event = fire(asked(operator, **context))
     return operator.execute_ended(context_of(**context), event)
+
+
+def interrupted(monkeypatch, place, name, when, act, wait):
+    """Have `act` done at the first call of a function only, or awaited `wait` if it is asynchronous."""
+    calls = [True]
+    function = getattr(place, name)
+
+    def is_first():
+        return bool(calls) and calls.pop()
+
+    def sync(*given, **more):
+        first = is_first()
+        if first and when == "before":
+            act()
+        answer = function(*given, **more)
+        if first and when == "after":
+            act()
+        return answer
+
+    async def asynchronous(*given, **more):
+        if is_first():
+            await wait()
+        return await function(*given, **more)
+
+    monkeypatch.setattr(place, name, asynchronous if iscoroutinefunction(function) else sync)

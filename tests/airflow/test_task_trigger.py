@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from resource_manager.airflow.task_results import keep_end
 from tests.builders import present
 
 with warnings.catch_warnings():
@@ -41,7 +40,7 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
-from tests.airflow.tasks import TASK, again, asked, context_of, fire, until
+from tests.airflow.tasks import TASK, again, asked, context_of, fire, interrupted, until
 from tests.builders import redefine
 from tests.eventually import wait_for
 
@@ -428,25 +427,13 @@ def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(asks, notes):
     assert fire(again(trigger)) == {"state": EndState.TIMED_OUT}
 
 
-@pytest.mark.parametrize("step", ["keep_end", "release"])
-def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkeypatch, step):
-    own = TaskLease.release
+@pytest.mark.parametrize(("place", "name"), [(trigger_steps, "keep_end"), (TaskLease, "release")])
+def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkeypatch, place, name):
+    def stop():
+        with asked_by("ada"):
+            manager.release(TASK.lease_id, job_end="gone", reason="stopped")
 
-    def stop_before(this):
-        if step == this:
-            with asked_by("ada"):
-                manager.release(TASK.lease_id, job_end="gone", reason="stopped")
-
-    async def release(lease, *given, **why):
-        stop_before("release")
-        return await own(lease, *given, **why)
-
-    def stopped_before_keep_end(*given):
-        stop_before("keep_end")
-        return keep_end(*given)
-
-    monkeypatch.setattr(TaskLease, "release", release)
-    monkeypatch.setattr(trigger_steps, "keep_end", stopped_before_keep_end)
+    interrupted(monkeypatch, place, name, "before", stop, lambda: asyncio.to_thread(stop))
     event = fire(asks("exit 143"))
     assert event["detail"] == "ada released its lease: stopped"
     failed = GPUTrainingOperator(task_id="t", gpus=1, command="exit 143")

@@ -7,7 +7,6 @@ import asyncio
 import threading
 import warnings
 from contextlib import suppress
-from inspect import iscoroutinefunction
 
 import pytest
 
@@ -23,7 +22,7 @@ with warnings.catch_warnings():
 
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
-from tests.airflow.tasks import TASK, again, asked, fire
+from tests.airflow.tasks import TASK, again, asked, fire, interrupted
 
 pytestmark = pytest.mark.usefixtures("wanted", "notes", "fast_triggers")
 
@@ -44,31 +43,6 @@ each_step = pytest.mark.parametrize(("place", "name", "when"), STEPS.values(), i
 
 class KilledError(BaseException):
     """The process is gone: nothing of it catches this."""
-
-
-def interrupted(monkeypatch, place, name, when, act, wait):
-    """Have `act` done at the first call of a function only, or awaited `wait` if it is asynchronous."""
-    calls = [True]
-    function = getattr(place, name)
-
-    def is_first():
-        return bool(calls) and calls.pop()
-
-    def sync(*given, **more):
-        first = is_first()
-        if first and when == "before":
-            act()
-        answer = function(*given, **more)
-        if first and when == "after":
-            act()
-        return answer
-
-    async def asynchronous(*given, **more):
-        if is_first():
-            await wait()
-        return await function(*given, **more)
-
-    monkeypatch.setattr(place, name, asynchronous if iscoroutinefunction(function) else sync)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.commit.asking import asked_by
-from tests.airflow.tasks import TASK, context_of, fire
+from tests.airflow.tasks import TASK, context_of, fire, interrupted
 from tests.e2e.servers import ssh_server
 from tests.e2e.test_faults import IMAGE, needs_docker
 from tests.eventually import wait_for
@@ -110,14 +110,11 @@ def test_a_command_that_fails_releases_its_gpus_and_has_its_exit_code(train, con
 
 
 def test_the_log_of_a_command_that_somebody_stopped_names_them(train, context, manager, monkeypatch, capsys):
-    is_gone = GangJob.is_gone
-
-    def stopped_before(gang):
+    def stop():
         with asked_by("ada"):
             manager.release(manager.leases()[0]["task_id"], job_end="gone", reason="stopped")
-        return is_gone(gang)
 
-    monkeypatch.setattr(GangJob, "is_gone", stopped_before)
+    interrupted(monkeypatch, GangJob, "is_gone", "before", stop, None)
     with pytest.raises(AirflowException, match="exit status = 143"):
         train("exit 143").execute(context())
     assert "its command was stopped: ada released its lease: stopped" in capsys.readouterr().out
