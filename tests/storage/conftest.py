@@ -12,6 +12,7 @@ import pytest
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore, Store, VariableStore, open_store
 from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.store import RedisStore
 from resource_manager.storage.sql import mysql
 from tests.sql_servers import DATABASES
 
@@ -19,7 +20,7 @@ OpenStore = Callable[[], Store]
 
 STORES = os.environ.get(
     "STORES_UNDER_TEST",
-    "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable "
+    "memory fakeredis embedded_redis system_redis limited_embedded_redis limited_system_redis variable "
     f"sqlite {' '.join(DATABASES)} mariadb_as_mysql",
 ).split()
 """`limited_…`: as a Redis user with the rights that docs/stores.md recommends, like the Variable's lock.
@@ -62,6 +63,11 @@ def open_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         elif request.param == "variable":
             url, variables = request.getfixturevalue("embedded_redis").limited_url(), Variables()
             yield lambda: stack.enter_context(closing(VariableStore(variables, RedisClient.from_url(url))))
+        elif request.param == "fakeredis":
+            from tests.fake_redis import FakeRedis  # not where Airflow is tested, which runs this suite, too
+
+            server = FakeRedis()
+            yield lambda: stack.enter_context(closing(RedisStore(server.client())))
         elif request.param == "airflow":
             settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
             url = f"airflow://contract_{uuid.uuid4().hex}"
