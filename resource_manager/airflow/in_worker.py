@@ -186,11 +186,11 @@ class RunsInWorker(HoldsLease):
             task_over.set()
 
     def end_lease(
-        self, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+        self, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = "", **how: Any
     ) -> None:
         """Release the lease after the work; the reason is for the history."""
         try:
-            released(manager, allocation, outcome=outcome, reason=reason)
+            released(manager, allocation, outcome=outcome, reason=reason, **how)
         except ResourceManagerError as error:  # a failed release must not hide the work's own result
             self.log.warning("the lease was not released, as far as is known, and will expire: %s", error)
 

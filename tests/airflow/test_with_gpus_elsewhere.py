@@ -5,6 +5,7 @@ import signal
 import warnings
 from base64 import b64decode
 from dataclasses import replace
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -19,8 +20,11 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 
 from resource_manager.core.models import Gpu, Node
+from resource_manager.errors import StoreError, StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.manager.commit.asking import asked_by
 from tests.airflow.tasks import TASK, context_of, fire, interrupted
 from tests.e2e.servers import ssh_server
@@ -168,6 +172,41 @@ def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
         operator.execute(context())
     assert not manager.leases()
     assert manager.history(0)[-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("command", "answers", "error"), [("true", False, StoreUnavailableError), (7, True, AttributeError)]
+)
+def test_a_job_that_is_placed_and_not_started_leaves_no_lease(
+    train, context, manager, monkeypatch, command, answers, error
+):
+    """Its lease is quarantined rather than expired: nobody would free its GPUs."""
+    place_job = type(manager).place_job
+
+    def placed(*arguments, **options):
+        lease = place_job(*arguments, **options)
+        if not answers:
+            raise StoreUnavailableError("no answer")
+        return lease
+
+    monkeypatch.setattr(type(manager), "place_job", placed)
+    with pytest.raises(error):
+        train(command).execute(context())
+    assert not manager.leases()
+    assert manager.history(0)[-1]["reason"] == error.__name__
+
+
+def test_a_store_that_fails_too_does_not_hide_why_a_job_was_not_started(
+    train, context, manager, monkeypatch, capsys
+):
+    def refused(*_, **__):
+        raise StoreError("the store is read-only")
+
+    monkeypatch.setattr(SSHLauncher, "prepare", Mock(side_effect=LauncherError("no disk is left")))
+    monkeypatch.setattr(type(manager), "release", refused)
+    with pytest.raises(AirflowException, match="no disk is left"):
+        train("true").execute(context())
+    assert "the lease was not released" in capsys.readouterr().out
 
 
 class Died(Exception):

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resource_manager.airflow.in_worker import devices_of, released
+from resource_manager.airflow.in_worker import devices_of, reason_of, released
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
@@ -48,6 +48,24 @@ class Kind:
         return {"scope": PROCESS_SCOPE}
 
     def prepare(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
+        """Make the operator ready; return the allocation.
+
+        If that fails nothing runs: the lease ends at once, and the next one avoids a server at fault.
+        """
+        try:
+            return self.ready(operator, manager, allocation)
+        except LeaseNotFoundError as error:
+            raise AirflowException("the lease was ended by another client before its job started") from error
+        except BaseException as error:
+            at_fault = [allocation["server_name"]] if isinstance(error, LauncherError) else []
+            how = {"job_end": JobEnd.ENDED, "failed_nodes": at_fault}
+            reason = as_reason(error) if at_fault else reason_of(error)
+            operator.end_lease(manager, allocation, Outcome.FAILED, reason, **how)
+            if at_fault:
+                raise AirflowException(str(error)) from error
+            raise
+
+    def ready(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
         """Fill the operator in before it runs; return the allocation."""
         self.fill(operator, allocation)
         return allocation
@@ -81,40 +99,22 @@ class KindElsewhere(Kind):
     def labels(self) -> dict[str, str]:
         return {"launcher": self.launcher}
 
-    def prepare(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
-        """Prepare the job, store where it will be, and make the operator start it there.
-
-        If that fails nothing runs: the lease ends at once, and the next one avoids the server.
-        """
+    def ready(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
+        """Prepare the job, store where it will be, and make the operator start it there."""
         if allocation["job_places"]:
             return allocation
         conn_id = getattr(operator, self.connection)
         running = GangJob.planned(allocation, self.launcher, conn_id).jobs[0]
-        is_placed = False
-        try:
-            if not running.place.address:
-                raise LauncherError(f"server {running.server} has no address in the inventory: give it one")
-            image = getattr(operator, "image", "")
-            job = job_of(allocation, running.key, (), image=image, labels=_labels(allocation))
-            with closing(running.open()) as launcher:
-                place = launcher.prepare(job)
-                allocation = manager.place_job(
-                    allocation["task_id"], [place], fencing_token=allocation["fencing_token"]
-                )
-                is_placed = True
-                self.start(operator, launcher, job, running.place.address)
-        except LeaseNotFoundError as error:
-            raise AirflowException("the lease was ended by another client before its job started") from error
-        except LauncherError as error:
-            manager.release(
-                allocation["task_id"],
-                fencing_token=allocation["fencing_token"],
-                outcome=Outcome.FAILED,
-                job_end=JobEnd.ENDED if is_placed else JobEnd.UNKNOWN,
-                reason=as_reason(error),
-                failed_nodes=[running.server],
+        if not running.place.address:
+            raise LauncherError(f"server {running.server} has no address in the inventory: give it one")
+        image = getattr(operator, "image", "")
+        job = job_of(allocation, running.key, (), image=image, labels=_labels(allocation))
+        with closing(running.open()) as launcher:
+            place = launcher.prepare(job)
+            allocation = manager.place_job(
+                allocation["task_id"], [place], fencing_token=allocation["fencing_token"]
             )
-            raise AirflowException(str(error)) from error
+            self.start(operator, launcher, job, running.place.address)
         return allocation
 
     def end(
