@@ -10,6 +10,7 @@ from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.lease_changes import has_news
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
@@ -28,10 +29,16 @@ def _awaitable(
 ) -> Callable[Concatenate[AsyncGPUResourceManager, P], Coroutine[Any, Any, R]]:
     @wraps(method)
     async def call(self: AsyncGPUResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        bound = partial(getattr(self.manager, method.__name__), *args, **kwargs)
+        bound: Callable[[], R] = partial(getattr(self.manager, method.__name__), *args, **kwargs)
+
+        def unless_closed() -> R:
+            self._require_open()
+            return bound()
+
+        self._require_open()
+        executor, run = (self.waiting, unless_closed) if waits else (self.executor, bound)
         # In a copy of this task's context: it may say who asks.
-        executor = self.waiting if waits else self.executor
-        return await asyncio.get_running_loop().run_in_executor(executor, copy_context().run, bound)
+        return await asyncio.get_running_loop().run_in_executor(executor, copy_context().run, run)
 
     return call
 
@@ -47,6 +54,11 @@ class AsyncGPUResourceManager:
         self.manager = manager or GPUResourceManager()
         self.executor = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager")
         self.waiting = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager-wait")
+        self._is_closed = False
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ResourceManagerError("this AsyncGPUResourceManager is closed: make another one")
 
     allocate = _awaitable(GPUResourceManager.allocate)  # with a store only
     try_allocate = _awaitable(LeaseService.try_allocate)
@@ -129,8 +141,9 @@ class AsyncGPUResourceManager:
             after = found["version"]
 
     async def close(self) -> None:
-        """Wait for running calls, then close the manager; a wait goes on no more."""
-        await asyncio.to_thread(self.waiting.shutdown, cancel_futures=True)
+        """Wait for running calls, then close; a wait and a later call raise `ResourceManagerError`."""
+        self._is_closed = True
+        await asyncio.to_thread(self.waiting.shutdown)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.manager.close)
 

@@ -21,6 +21,7 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
+    ResourceManagerError,
     StateUnconfirmedError,
     UnknownNodeError,
 )
@@ -526,8 +527,9 @@ class TestServersAndHistory:
             assert await asyncio.wait_for(face.release("held"), 10) == "released"
             ended = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 30)
             await asyncio.wait_for(face.close(), 30)
-            with pytest.raises((RuntimeError, asyncio.CancelledError)):
-                await late
+            for call in (late, face.wait("last", 1), face.leases()):
+                with pytest.raises(ResourceManagerError, match="this AsyncGPUResourceManager is closed"):
+                    await call
             return [each["state"] if isinstance(each, dict) else type(each) for each in ended]
 
         assert asyncio.run(main()) == [asyncio.CancelledError if cancelled else "RUNNING"] * 5
