@@ -95,8 +95,8 @@ class SlurmTrigger(PlainTrigger):
                 seen = await board.seen(self.key, self._offset)
             except LauncherError as error:
                 self.log.warning("Slurm cannot be asked; still watching: %s", error)
-                passed_s, asked_at = min(clock() - asked_at, MAX_STEP_S), clock()
-                silent_s += passed_s
+                now = clock()
+                silent_s, asked_at = silent_s + min(now - asked_at, MAX_STEP_S), now
                 if silent_s > self.unreachable_s:
                     return self._event(unreachable=str(error))
                 continue
