@@ -14,6 +14,7 @@ import click
 
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
+from resource_manager.core.names import display_name
 from resource_manager.errors import LeaseNotFoundError, OutageError, is_outage
 from resource_manager.manager.patience import patiently
 
@@ -91,7 +92,8 @@ class Session:
             if not is_outage(error):
                 raise error
         process = self._leave(lease_id)
-        say(f"{lease_id} could not be given back yet; process {process} does it once the store answers")
+        name = display_name(lease_id, {})
+        say(f"{name} could not be given back yet; process {process} does it once the store answers")
 
     def _leave(self, lease_id: str) -> int:
         """Start a process of its own session that goes on to stop this lease; return its id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -275,7 +276,9 @@ def test_a_signal_ends_a_job_while_the_store_is_silent_and_its_lease_afterwards(
     _, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
     assert process.returncode == 143
     last = said.splitlines()[-1]
-    assert "could not be given back yet; process " in last
+    assert re.match(r"gpu-manager: \S+@\S+ could not be given back yet; process ", last), (
+        "not by its lease id"
+    )
     [other] = left_of(environment)
     assert str(other.pid) in last
     redis.process.send_signal(signal.SIGCONT)
