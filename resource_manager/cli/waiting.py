@@ -11,6 +11,7 @@ from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
+from resource_manager.core.names import display_name
 from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.manager.answer_words import name_in_words
 
@@ -81,7 +82,7 @@ def _entry_now(manager: LeaseService, *, demand: Any, schedules: bool) -> Any:
     from resource_manager.manager.recorded_changes import ended_by_others  # loads pydantic
 
     if who := ended_by_others(manager, demand.lease_id):
-        raise Failure(f"{demand.lease_id} waits no more: {who}", REFUSED)
+        raise Failure(f"{display_name(demand.lease_id, {})} waits no more: {who}", REFUSED)
     return manager.submit(demand)
 
 

@@ -222,6 +222,20 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert process.communicate(timeout=30) == ("late vnpm: released, it had no job\n", "")
 
 
+def test_a_run_whose_request_was_ended_is_named_as_in_the_queue(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    manager.allocate_resources("first", 2, 1)
+    waiting = begun(environment, "run", "--gpus", "2", "--", "true")
+    wait_for(lambda: manager.queue() != [])
+    [entry] = manager.queue()
+    with asked_by("boss"):
+        assert manager.cancel(entry["task_id"])
+    _, said = waiting.communicate(timeout=60)
+    assert said.splitlines()[-1] == f"Error: {entry['name']} waits no more: boss cancelled its request"
+    assert manager.release_resources("first")
+
+
 @pytest.mark.parametrize("ending", ["granted", "interrupted", "ended between two looks", "lost"])
 def test_allocate_waits_for_its_grant_or_gives_its_place_up(
     environment: dict[str, str], manager: GPUResourceManager, ending: str, tmp_path: Path
