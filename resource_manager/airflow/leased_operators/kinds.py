@@ -56,13 +56,12 @@ class Kind:
             return self.ready(operator, manager, allocation)
         except LeaseNotFoundError as error:
             raise AirflowException("the lease was ended by another client before its job started") from error
+        except LauncherError as error:
+            how = {"job_end": JobEnd.ENDED, "failed_nodes": [allocation["server_name"]]}
+            operator.end_lease(manager, allocation, Outcome.FAILED, as_reason(error), **how)
+            raise AirflowException(str(error)) from error
         except BaseException as error:
-            at_fault = [allocation["server_name"]] if isinstance(error, LauncherError) else []
-            how = {"job_end": JobEnd.ENDED, "failed_nodes": at_fault}
-            reason = as_reason(error) if at_fault else reason_of(error)
-            operator.end_lease(manager, allocation, Outcome.FAILED, reason, **how)
-            if at_fault:
-                raise AirflowException(str(error)) from error
+            operator.end_lease(manager, allocation, Outcome.FAILED, reason_of(error), job_end=JobEnd.ENDED)
             raise
 
     def ready(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
