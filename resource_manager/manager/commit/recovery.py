@@ -17,7 +17,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.refusal import RecoveryWindow
 from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
-from resource_manager.storage.clock import JUMP_S, ClockJump, Reading, ServerClock, boot_id, since_boot
+from resource_manager.storage.clock import JUMP_S, ClockJump, ServerClock, boot_id, since_boot
 from resource_manager.storage.witnesses import Sighting
 
 logger = logging.getLogger(__name__)
@@ -100,15 +100,16 @@ class Recovery:
                 cluster.settings.confirmation_window_s,
             )
         if self._untold is not None:
-            self._tell(self._untold, now)
+            self._tell(self._untold, now, clock)
         return jump if is_new else None
 
     def watch(self, now: float) -> None:
         """Tell now and then that this machine watches the store's clock."""
-        if self.steady() - self._told_at < TELL_EVERY_S:
+        clock = self._store.clock
+        if clock is None or self.steady() - self._told_at < TELL_EVERY_S:
             return
         self._told_at = self.steady()
-        self._put(self._sighting(now))
+        self._put(self._sighting(now, clock))
 
     def extensions(self, cluster: ClusterState, now: float) -> Sequence[Change]:
         """Return renewals that give leases back what a jump forward, stored by this process, took of them.
@@ -139,17 +140,18 @@ class Recovery:
         Where that process is dead or stopped, none else knows what the clock was before.
         """
         last = self._store.witnesses.all().get(self.boot_id, UNSEEN)
-        jump = clock.reading.jump_since(last.reading)
-        if jump is None and clock.reading.at - last.reading.at > TELL_EVERY_S:
-            self._put(last._replace(reading=clock.reading))
+        reading = clock.reading
+        jump = reading.jump_since(last.reading)
+        if jump is None and reading.at - last.reading.at > TELL_EVERY_S:
+            self._put(last._replace(reading=reading))
         self._is_compared = True
         return jump
 
-    def _tell(self, jump: ClockJump, now: float) -> None:
+    def _tell(self, jump: ClockJump, now: float, clock: ServerClock) -> None:
         """Store the window for all if another machine saw the jump, or none else watches."""
         try:
             witnesses = self._store.witnesses
-            witnesses.put(self.boot_id, self._sighting(now))
+            witnesses.put(self.boot_id, self._sighting(now, clock))
             others = [other for name, other in witnesses.all().items() if name != self.boot_id]
             is_seen = any(jump.is_known(other.jump_s, other.jumped_at) for other in others)
             if is_seen or not any(_is_watching(other, jump, now) for other in others):
@@ -169,10 +171,9 @@ class Recovery:
         except StoreError as error:
             logger.warning("not told that this machine watches the store's clock: %s", error)
 
-    def _sighting(self, now: float) -> Sighting:
-        clock = self._store.clock
+    def _sighting(self, now: float, clock: ServerClock) -> Sighting:
         jump = (0.0, 0.0) if self._seen is None else (self._seen.seconds, self._seen_at)
-        return Sighting(now, *jump, Reading() if clock is None else clock.reading)
+        return Sighting(now, *jump, clock.reading)
 
 
 def _is_watching(other: Sighting, jump: ClockJump, now: float) -> bool:
