@@ -42,9 +42,9 @@ class OutageError(ResourceManagerError):
     """A call that a store or service did not carry out, or nobody knows whether: it may be made again."""
 
 
-def is_outage(error: BaseException | None) -> bool:
+def is_outage(error: BaseException | None, kind: type[OutageError] = OutageError) -> bool:
     """Return True if the store or the service does not answer, or if that is what caused the error."""
-    return error is not None and (isinstance(error, OutageError) or is_outage(error.__cause__))
+    return error is not None and (isinstance(error, kind) or is_outage(error.__cause__, kind))
 
 
 class InvalidRequestError(ResourceManagerError, ValueError):
@@ -258,6 +258,10 @@ class StoreUnavailableError(StoreError, OutageError):
 
 class StoreFullError(StoreUnavailableError):
     """The store's memory is full: leases can be renewed and ended, but no write that needs memory is made."""
+
+
+class StoreRefusedError(StoreUnavailableError):
+    """The store refuses the login, or its user lacks rights: it will until somebody corrects that."""
 
 
 class StaleStateError(StoreError, OutageError):

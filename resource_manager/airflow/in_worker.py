@@ -74,7 +74,7 @@ class RunsInWorker(HoldsLease):
     def execute_request(self, context: Any, event: dict[str, Any], granted_to_this_try: bool = False) -> Any:
         """Take the first steps; after an outage of at most `max_wait` repeat them, but never the work."""
         step, again = "execute_request", {"granted_to_this_try": granted_to_this_try}
-        with outlasting_outages(self, step, event, at_most=self.wait_limit, **again):
+        with outlasting_outages(self, step, event, begins=True, at_most=self.wait_limit, **again):
             manager = self.manager
             allocation = self._granted(context, manager, granted_to_this_try)
         context["ti"].xcom_push(key="allocation", value=allocation)

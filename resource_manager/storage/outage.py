@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 
-from resource_manager.errors import StoreFullError, StoreUnavailableError
+from resource_manager.errors import StoreFullError, StoreRefusedError, StoreUnavailableError
 
 
 def outage(message: str, error: type[StoreUnavailableError] = StoreUnavailableError) -> StoreUnavailableError:
@@ -25,4 +25,11 @@ def _in_airflow() -> dict[type[StoreUnavailableError], type[StoreUnavailableErro
     class AirflowStoreFullError(StoreFullError, AirflowException):
         """The memory of the store is full, found inside Airflow."""
 
-    return {StoreUnavailableError: AirflowStoreUnavailableError, StoreFullError: AirflowStoreFullError}
+    class AirflowStoreRefusedError(StoreRefusedError, AirflowException):
+        """The store refuses its user, found inside Airflow."""
+
+    return {
+        StoreUnavailableError: AirflowStoreUnavailableError,
+        StoreFullError: AirflowStoreFullError,
+        StoreRefusedError: AirflowStoreRefusedError,
+    }

@@ -22,10 +22,16 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException
 
 from resource_manager.core.teams import Team, Teams
-from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
+from resource_manager.errors import (
+    CorruptStateError,
+    LockTimeoutError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.client_errors import ServiceUnavailableError
+from resource_manager.storage.outage import outage
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
 from tests.builders import redefine
@@ -156,12 +162,16 @@ def test_the_wait_for_an_answer_ends_with_max_wait(manager, gpu_launcher, monkey
     assert left.timeout == max_wait
 
 
+@pytest.mark.parametrize(
+    "error", [CorruptStateError("it says why"), outage("it says why", StoreRefusedError)]
+)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_error_that_is_no_outage_uses_up_the_try(manager, gpu_launcher, monkeypatch, name):
+def test_an_error_that_is_no_outage_uses_up_the_try(manager, gpu_launcher, monkeypatch, name, error):
+    """So does a store that refuses its user, before anything runs: a wrong password stays wrong."""
     operator = OPERATORS[name]()
     with (
-        out(manager, monkeypatch, CorruptStateError("cannot be read"), "submit"),
-        pytest.raises(AirflowException, match="cannot be read"),
+        out(manager, monkeypatch, error, "submit"),
+        pytest.raises(AirflowException, match="it says why"),
     ):
         operator.execute(context_of(max_tries=1))
 
@@ -192,7 +202,9 @@ def test_a_request_that_waited_too_long_during_an_outage_is_cancelled_after_it(
     assert manager.queue() == []
 
 
-@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error", [*OUTAGES, StoreRefusedError("new password")], ids=lambda error: type(error).__name__
+)
 @pytest.mark.parametrize("call", ["status_of", "maintenance", "place_job", "release"])
 def test_a_trigger_outlasts_an_outage_at_each_of_its_steps(
     manager, connect, gpu_launcher, fast_triggers, notes, wanted, call, error
@@ -319,8 +331,6 @@ def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):
         waits = deferral(lambda: deferrable.execute(context_of()))
     assert fire(waits.trigger)["server_name"] == "gpu-server-0"
     assert poking.poke(context_of())
-    with (
-        out(manager, monkeypatch, CorruptStateError("cannot be read")),
-        pytest.raises(AirflowException, match="cannot be read"),
-    ):
-        poking.poke(context_of())
+    for error in CorruptStateError("it says why"), StoreRefusedError("it says why"):
+        with out(manager, monkeypatch, error), pytest.raises(AirflowException, match="it says why"):
+            poking.poke(context_of())

@@ -20,7 +20,7 @@ import redis
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.bench import store
-from resource_manager.errors import StoreError
+from resource_manager.errors import StoreError, StoreRefusedError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
@@ -272,7 +272,7 @@ def test_the_user_of_the_page_outlives_a_restart_if_it_was_made_to_last(
         if lasts:
             assert all(finding.ok for finding in checks.check(settings))
         else:
-            with pytest.raises(StoreError, match="it refused the login: check user and password"):
+            with pytest.raises(StoreRefusedError, match="it refused the login: check user and password"):
                 checks.check(settings)
     finally:
         server.stop()

@@ -51,7 +51,7 @@ class GPUAllocateOperator(GPUOperator):
 
     def execute_request(self, context: Any, event: dict[str, Any]) -> Allocation:
         """Request the lease; repeat it after an outage of at most `max_wait`."""
-        with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
+        with outlasting_outages(self, "execute_request", event, begins=True, at_most=self.max_wait):
             allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
         for member in allocation["members"]:
             self.log.info("allocated %s of %s", numbered_gpus(member["gpu_ids"]), member["server_name"])

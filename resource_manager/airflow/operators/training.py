@@ -138,7 +138,7 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute_request(self, context: Any, event: dict[str, Any]) -> Any:
         """Take the only step before the wait; repeat it after an outage of at most `max_wait`."""
-        with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
+        with outlasting_outages(self, "execute_request", event, begins=True, at_most=self.max_wait):
             self._identity, plain_identity = identity_of(context)
             self._asked_by = owner_of(self, context)
             manager, after_token = self.manager, 0

@@ -26,7 +26,7 @@ from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import InvalidRequestError, ResourceManagerError, is_outage
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreRefusedError, is_outage
 from resource_manager.manager.demand import Demand
 
 
@@ -67,7 +67,7 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         except InvalidRequestError as error:
             raise AirflowFailException(str(error)) from None
         except Exception as error:
-            if is_outage(error):
+            if is_outage(error) and not is_outage(error, StoreRefusedError):
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 return False
             if isinstance(error, ResourceManagerError):

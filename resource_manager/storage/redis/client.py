@@ -1,4 +1,4 @@
-"""Connections to Redis from a URL, Lua scripts from files, and the driver's errors in plain words."""
+"""Connections to Redis from a URL, and Lua scripts from files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import Sentinel
 
-from resource_manager.errors import CorruptStateError, SettingsError, StoreFullError, redact
-from resource_manager.storage.outage import outage
+from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.redis.server_errors import error_of
 
 try:
     from hiredis import pack_command
@@ -44,36 +44,6 @@ server or across a network answers take longer, and it sleeps; a quick one reach
 
 RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time"
 """The rights that a Redis user needs besides the keys of its namespace; docs/stores.md gives the reasons."""
-
-MEMORY_FULL = (
-    "its memory is full: leases can be renewed and released and requests cancelled, but nothing new is "
-    "accepted; raise maxmemory or delete other data"
-)
-
-_CLUSTER_DOWN = "its Redis Cluster is down: see CLUSTER INFO in redis-cli"
-_NOT_ALLOWED = "its user lacks rights: grant the rights in docs/stores.md"
-
-_ADVICE = (
-    ("invalid username-password pair", "it refused the login: check user and password in the URL"),
-    ("HELLO must be called", "it requires a login: put user and password into the URL"),
-    ("Authentication required", "it requires a login: put user and password into the URL"),
-    ("has no permissions", _NOT_ALLOWED),
-    ("The user executing the script can't", _NOT_ALLOWED),
-    ("read only replica", "it is read-only: connect to the primary"),
-    ("MISCONF", "it cannot write to its disk and refuses writes: see its log"),
-    ("NOREPLICAS", "it has too few replicas and refuses writes: see min-replicas-to-write in its redis.conf"),
-    ("loading the dataset", "it is still loading its data: try again shortly"),
-    ("MASTER is down", "it is a replica that has lost its primary: connect to the primary"),
-    ("max number of clients", "it has no connection left: raise maxclients"),
-    ("Hash slot not served", _CLUSTER_DOWN),
-    ("The cluster is down", _CLUSTER_DOWN),
-    ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
-    ("as reply type byte", "it is no Redis: check its port"),
-    ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
-    ("unknown command 'EVALSHA'", "it is a sentinel: its address begins with redis+sentinel://"),
-)
-"""Explanation of a server error by words in its text, from which the driver has often taken the code."""
-
 
 Command = Sequence[Any]
 """Name and arguments of a command."""
@@ -238,20 +208,7 @@ class RedisClient:
         try:
             yield
         except redis.exceptions.RedisError as error:
-            text = " ".join(str(error).split())
-            if "WRONGTYPE" in text:
-                raise CorruptStateError(
-                    f"{self.address}: a key of {{{self.namespace}}} has the wrong type; "
-                    "another program uses this namespace"
-                ) from error
-            if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
-                raise outage(f"{self.address}: {MEMORY_FULL}", StoreFullError) from error
-            hint = ""
-            if isinstance(error, redis.exceptions.TimeoutError) and "rediss://" in self.address:
-                hint = "; if it has no TLS, its address begins with redis://"
-            elif ("reset by peer" in text or "closed by server" in text) and "redis://" in self.address:
-                hint = "; if it has TLS, its address begins with rediss://"
-            raise outage(f"{self.address}: {_explain(error, text, self._timeout_s)}{hint}") from error
+            raise error_of(error, self.address, self.namespace, self._timeout_s) from error
 
     def hash_of(self, key: str) -> dict[bytes, bytes]:
         """Return the fields of a hash."""
@@ -381,20 +338,3 @@ def _is_broken(error: redis.exceptions.RedisError) -> bool:
     """Return whether another connection may do better."""
     broken = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
     return isinstance(error, broken) or "read only replica" in str(error)
-
-
-def _explain(error: redis.exceptions.RedisError, text: str, timeout_s: float) -> str:
-    for code, advice in _ADVICE:
-        if code in text:
-            return advice
-    if isinstance(error, redis.exceptions.AuthenticationError):
-        return f"it refused the login: {text}"
-    if isinstance(error, redis.exceptions.MovedError):
-        return f"its Redis Cluster keeps this state elsewhere: connect to {error.host}:{error.port}"
-    if isinstance(error, redis.exceptions.TimeoutError):
-        return f"it did not answer within {timeout_s:g} s ({text})"
-    if isinstance(error, MasterNotFoundError):  # its text is a dump of the driver's objects
-        return "no sentinel that answers knows the primary: check their addresses and the service's name"
-    if isinstance(error, redis.exceptions.ConnectionError):
-        return f"cannot be reached ({text})"
-    return f"it refused the operation ({text})"

@@ -18,7 +18,7 @@ from resource_manager.storage.base import Suspension
 from resource_manager.storage.codec import change_from_json, check_format, is_known
 from resource_manager.storage.once import Once
 from resource_manager.storage.outage import outage
-from resource_manager.storage.redis.client import MEMORY_FULL
+from resource_manager.storage.redis.server_errors import MEMORY_FULL
 
 
 def refuse(

@@ -19,6 +19,8 @@ from resource_manager.errors import (
     SettingsError,
     StoreError,
     StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
     how_to_install,
     redact,
 )
@@ -110,7 +112,7 @@ class Database:
 
         It is called again where the server was away or another transaction disturbed it, so it must lead to
         the same result if it was done before. Missing tables are created. Raises
-        `StoreUnavailableError`, `StoreFullError` and `CorruptStateError`.
+        `StoreUnavailableError`, `StoreFullError`, `StoreRefusedError` and `CorruptStateError`.
         """
         away = busy = 0
         begin = time.monotonic()
@@ -291,7 +293,10 @@ class Database:
         message = f"{self.address}: {fault.text}"
         if fault.kind == "corrupt":
             return CorruptStateError(message)
-        return outage(message, StoreFullError) if fault.kind == "full" else outage(message)
+        return outage(message, _OUTAGES.get(fault.kind, StoreUnavailableError))
+
+
+_OUTAGES = {"full": StoreFullError, "rights": StoreRefusedError}
 
 
 class Line(ThreadMutex):

@@ -12,7 +12,7 @@ import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
-from resource_manager.errors import SettingsError, StoreUnavailableError
+from resource_manager.errors import SettingsError, StoreRefusedError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
 from resource_manager.storage.redis.client import (
@@ -176,7 +176,7 @@ def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis:
         assert manager.release_resources("t")
         for missing in "+@write", "+time", "+info":
             allow(*(right for right in rights if right != missing))
-            with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
+            with pytest.raises(StoreRefusedError, match="its user lacks rights"):
                 manager.allocate_resources("u", 2, 1)
 
 

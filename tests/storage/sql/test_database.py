@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.errors import ResourceManagerError, SettingsError
+from resource_manager.errors import ResourceManagerError, SettingsError, StoreRefusedError
 from resource_manager.storage import open_store
 from resource_manager.storage.sql.sqlite import refuse_network
 from tests.sql_servers import MariaDB, Postgres
@@ -30,9 +30,9 @@ def test_a_wrong_url_is_refused_before_anything_connects(url: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def told(url: str) -> str:
+def told(url: str, kind: type[ResourceManagerError] = ResourceManagerError) -> str:
     store = open_store(url)
-    with pytest.raises(ResourceManagerError) as caught:
+    with pytest.raises(kind) as caught:
         store.refresh(None)
     store.close()
     assert len(str(caught.value).splitlines()) == 1
@@ -66,12 +66,11 @@ def test_sqlite_refuses_a_network_file_system(tmp_path: Path) -> None:
 def test_postgresql_says_what_is_wrong_with_the_login(postgresql: Postgres) -> None:
     address = f"127.0.0.1:{postgresql.port}"
     assert "there is no such database" in told(f"postgresql://postgres@{address}/nowhere")
-    assert "it refused the login" in told(f"postgresql://nobody@{address}/postgres")
+    assert "it refused the login" in told(f"postgresql://nobody@{address}/postgres", StoreRefusedError)
 
 
 def test_mariadb_says_what_is_wrong_with_the_login(mariadb: MariaDB) -> None:
     address = f"127.0.0.1:{mariadb.port}"
     assert "there is no such database" in told(f"mysql://root@{address}/nowhere")
-    assert "it refused the login" in told(
-        f"mysql://root:wrong@{address}/gpu_manager"
-    )  # pragma: allowlist secret
+    wrong = f"mysql://root:wrong@{address}/gpu_manager"  # pragma: allowlist secret
+    assert "it refused the login" in told(wrong, StoreRefusedError)

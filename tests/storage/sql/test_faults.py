@@ -25,12 +25,12 @@ from resource_manager.core.models import Request
 from resource_manager.errors import (
     CorruptStateError,
     NewerFormatError,
-    ResourceManagerError,
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
     StoreError,
     StoreFullError,
+    StoreRefusedError,
     StoreUnavailableError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -434,7 +434,7 @@ def test_a_wrong_password(postgresql: Postgres) -> None:
         with closing(open_store(url)) as store:
             try:
                 store.refresh(None)
-            except ResourceManagerError as error:
+            except StoreRefusedError as error:
                 return "it refused the login: check user and password" in one_line(error)
         return False
 
