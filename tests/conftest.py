@@ -127,6 +127,20 @@ def built_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Demand, Reques
 
 
 @pytest.fixture
+def connect_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], None]:
+    """Return connect_by(opened): from then on `opened(hook)` opens every connection to a GPU manager."""
+    from resource_manager.airflow.hook import GPUManagerHook
+
+    return lambda opened: monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
+
+
+@pytest.fixture
+def connect(connect_by: Callable[[Callable[[Any], Any]], None]) -> Callable[[Any], None]:
+    """Return connect(manager): from then on every connection to a GPU manager leads to that one."""
+    return lambda manager: connect_by(lambda hook: manager)
+
+
+@pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of the pauses of a command that repeats; none lasts, and the third is interrupted."""
     from resource_manager.cli.signals import Interrupted, Signals

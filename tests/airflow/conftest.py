@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.jobs.launchers import LAUNCHERS, terminal
 from resource_manager.jobs.launchers.terminal import is_here
 from resource_manager.jobs.registered_process import registration
@@ -25,18 +24,6 @@ def ends_its_registration():
 def manager(gpu_manager):
     """Manager in memory behind every connection."""
     return gpu_manager
-
-
-@pytest.fixture
-def connect_by(monkeypatch):
-    """Return connect_by(opened): from then on `opened(hook)` opens every GPU manager connection."""
-    return lambda opened: monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
-
-
-@pytest.fixture
-def connect(connect_by):
-    """Return connect(manager): from then on every GPU manager connection leads to that one."""
-    return lambda manager: connect_by(lambda hook: manager)
 
 
 @pytest.fixture

@@ -230,11 +230,10 @@ def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUReso
 
 
 def test_a_request_for_changes_is_held_without_a_thread_of_the_app(
-    client: Client, airflow: Airflow, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: Client, airflow: Airflow, manager: GPUResourceManager
 ) -> None:
     airflow.know_ada()
     held = webapp.WORKERS + webapp.MAX_STREAMS + 1
-    monkeypatch.setattr("resource_manager.rest.held_requests.MAX_HELD_PER_CALLER", held)
     manager.submit("holds", 2)
 
     async def main() -> list[list[str]]:

@@ -178,18 +178,17 @@ def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
     ("command", "answers", "error"), [("true", False, StoreUnavailableError), (7, True, AttributeError)]
 )
 def test_a_job_that_is_placed_and_not_started_leaves_no_lease(
-    train, context, manager, monkeypatch, command, answers, error
+    train, context, manager, connect, command, answers, error
 ):
     """Its lease is quarantined rather than expired: nobody would free its GPUs."""
-    place_job = type(manager).place_job
 
     def placed(*arguments, **options):
-        lease = place_job(*arguments, **options)
+        lease = manager.place_job(*arguments, **options)
         if not answers:
             raise StoreUnavailableError("no answer")
         return lease
 
-    monkeypatch.setattr(type(manager), "place_job", placed)
+    connect(Mock(wraps=manager, place_job=placed))
     with pytest.raises(error):
         train(command).execute(context())
     assert not manager.leases()
@@ -197,13 +196,11 @@ def test_a_job_that_is_placed_and_not_started_leaves_no_lease(
 
 
 def test_a_store_that_fails_too_does_not_hide_why_a_job_was_not_started(
-    train, context, manager, monkeypatch, capsys
+    train, context, manager, connect, launch_by, capsys
 ):
-    def refused(*_, **__):
-        raise StoreError("the store is read-only")
-
-    monkeypatch.setattr(SSHLauncher, "prepare", Mock(side_effect=LauncherError("no disk is left")))
-    monkeypatch.setattr(type(manager), "release", refused)
+    prepare = Mock(side_effect=LauncherError("no disk is left"))
+    launch_by(lambda place: Mock(spec=SSHLauncher, prepare=prepare), "ssh")
+    connect(Mock(wraps=manager, release=Mock(side_effect=StoreError("the store is read-only"))))
     with pytest.raises(AirflowException, match="no disk is left"):
         train("true").execute(context())
     assert "the lease was not released" in capsys.readouterr().out

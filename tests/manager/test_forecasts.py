@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -219,12 +220,14 @@ def test_no_more_outcomes_are_kept_than_that() -> None:
 def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_meanwhile(
     manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_view, "CHEAP_S", -1.0)
     asked, goes_on = threading.get_ident(), threading.Event()
 
     def slow(*given: Any) -> Any:
         if threading.get_ident() != asked:
             goes_on.wait(30)
+        dear_at = time.thread_time() + 2 * queue_view.CHEAP_S
+        while time.thread_time() < dear_at:
+            pass
         return forecast_starts(*given)
 
     monkeypatch.setattr(forecasts, "forecast_starts", slow)
@@ -236,6 +239,8 @@ def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_mea
         return [entry["estimated_start"]["at"] for entry in manager.queue()]
 
     assert starts() == [ends_at], "who comes first waits for it"
+    manager.renew("first")
+    assert starts() == [ends_at], "one that was dear may have had to wait"
     manager.submit("second", 8)
     clock.now += queue_view.MAX_AGE_S
     [old, new] = manager.queue()

@@ -16,9 +16,11 @@ from resource_manager import GPUResourceManager
 from resource_manager.cli import main
 from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
+from resource_manager.rest.connection import PAGE
 from tests.builders import Clock, granted_lease
 from tests.cli.targets import holding
 
@@ -71,14 +73,15 @@ def test_explain_sends_every_option_that_affects_the_answer(
             )
 
 
-def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.rest.connection.PAGE", 3)
-    for number in range(16):
-        client.allocate_resources(f"t{number}", 2, 1)
-    for number in range(4):
-        client.submit(f"w{number}", 8, 1)
-    assert [lease["task_id"] for lease in client.leases()] == [f"t{number}" for number in range(16)]
-    assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(4)]
+def test_lists_are_read_to_the_last_page(client: ServiceClient, manager: GPUResourceManager) -> None:
+    manager.apply(ClusterForm.model_validate({"servers": [{"name": "a", "gpus": 8, "cpus": 3 * PAGE}]}))
+    held, pending = 2 * PAGE + 1, PAGE + 1
+    for number in range(held):
+        manager.allocate(f"t{number}", gpu_milli=1)
+    for number in range(pending):
+        manager.submit(f"w{number}", 8, 1)
+    assert [lease["task_id"] for lease in client.leases()] == [f"t{number}" for number in range(held)]
+    assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(pending)]
 
 
 def test_demands_are_announced_and_withdrawn(client: ServiceClient) -> None:

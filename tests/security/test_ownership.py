@@ -20,7 +20,6 @@ from tests.builders import granted_lease
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
     from resource_manager.airflow import listener
-    from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.task_demand import end_lease, submit, team_of
     from resource_manager.airflow.task_trigger.events import GrantState
@@ -105,11 +104,6 @@ def runs(key: str) -> bool:
     return LocalLauncher().status(key).state is JobState.RUNNING
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, manager: Any) -> None:
-    """Make this manager the one behind every connection of Airflow."""
-    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
-
-
 # ---- leases ----
 
 
@@ -153,11 +147,11 @@ def test_a_reconciler_with_a_users_token_stops_no_job_of_others(client_of: Any, 
 
 
 def test_the_release_operator_stops_no_job_of_another_user(
-    client_of: Any, start_job: Any, monkeypatch: pytest.MonkeyPatch
+    client_of: Any, start_job: Any, connect: Any
 ) -> None:
     lease = client_of("bob").submit("bobs", 2, 1, labels=labels())
     key = start_job(lease)
-    connect(monkeypatch, client_of("ada"))
+    connect(client_of("ada"))
     with pytest.raises(AirflowException, match="belongs to bob"):
         GPUReleaseOperator(task_id="release", lease=lease).execute({"ti": RUNNING})
     assert runs(key)
@@ -177,13 +171,13 @@ def test_the_release_operator_ends_only_leases_of_its_dag(
     words: str,
     manager: GPUResourceManager,
     start_job: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    connect: Any,
 ) -> None:
     """Also with the store itself, where nobody asks for the caller's name."""
     given = {name: value for name, value in {**labels(), **changed}.items() if value is not None}
     lease = manager.submit("theirs", 2, 1, labels=given)
     key = start_job(lease)
-    connect(monkeypatch, manager)
+    connect(manager)
     with pytest.raises(AirflowFailException, match=words):
         GPUReleaseOperator(task_id="release", lease=lease).execute({"ti": RUNNING})
     assert runs(key)
@@ -219,10 +213,10 @@ def test_a_task_still_ends_its_own_lease_of_another_shape(
 
 
 def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
-    manager: GPUResourceManager, start_job: Any, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, start_job: Any, connect: Any
 ) -> None:
     key = start_job(manager.submit(TASK.lease_id, 2, 1, labels=labels(dag_id="other")))
-    connect(monkeypatch, manager)
+    connect(manager)
     listener.on_task_instance_failed(None, RUNNING, "ended by a user")
     listener._thread().submit(lambda: None).result(30)
     assert runs(key)
@@ -295,10 +289,8 @@ def test_a_cancel_names_the_entry_it_was_decided_on(as_role: AsRole, manager: GP
     assert manager.cancel("w", sequence=new)
 
 
-def test_max_wait_cancels_only_the_tasks_own_entry(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect(monkeypatch, manager)
+def test_max_wait_cancels_only_the_tasks_own_entry(manager: GPUResourceManager, connect: Any) -> None:
+    connect(manager)
     for server in range(4):
         manager.submit(f"fill-{server}", 8, 1)
     event = {"state": GrantState.MAX_WAIT_EXCEEDED, "waited_s": 1.0, "reasons": []}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+from werkzeug.serving import make_server
+from werkzeug.wrappers import Response
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.running import RunningProbe
-from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.core.models import JobPlace
@@ -133,22 +135,21 @@ def test_an_error_with_a_servers_words_does_not_steer_the_terminal(
     assert all(line.isprintable() for line in lines)
 
 
-def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(sender: ReportSender, report: object) -> None:
-        raise ReportRefusedError(f"refused: {STEERING}")
-
-    def interrupt(pause_s: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ReportSender, "send", refuse)
-    monkeypatch.setattr(RunningProbe, "report", lambda probe, **options: {"error": None, "gpus": []})
-    monkeypatch.setattr("resource_manager.cli.agent_command.time", SimpleNamespace(sleep=interrupt))
-    main(["agent", "--server", "s", "--url", "http://h"], standalone_mode=False)
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("s: refused: ")
-    assert line.isprintable()
+def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal() -> None:
+    service = make_server("127.0.0.1", 0, Response(json.dumps({"detail": STEERING}), 400), threaded=True)
+    threading.Thread(target=service.serve_forever, args=(0.01,)).start()
+    address = f"http://127.0.0.1:{service.port}"
+    command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", "s", "--url", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8") as agent:
+        assert agent.stderr is not None
+        line = agent.stderr.readline()
+        agent.send_signal(signal.SIGINT)
+        assert agent.stderr.read() == ""
+    service.shutdown()
+    service.server_close()
+    assert line.startswith(f"s: {address} refused the report: 400: ")
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
 
 
 class Liar:

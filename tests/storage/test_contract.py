@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core import attained_service, runtimes
+from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -40,6 +40,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
+from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import (
     IdempotencyKeyError,
@@ -62,7 +63,6 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
-from resource_manager.storage.redis import layout as redis_layout
 from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
@@ -703,23 +703,22 @@ def ran(store: Store, cluster: ClusterState, name: str, outcome: str) -> None:
     commit(store, cluster, lambda now: [Released(name, cluster.last_fencing_token, now, outcome)])
 
 
-def test_learnt_runtimes_are_part_of_the_state_and_bounded(
-    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (runtimes, redis_layout):
-        monkeypatch.setattr(module, "MAX_CLASSES", 3)
-        monkeypatch.setattr(module, "KEPT_RUNTIMES", 2)
+def test_learnt_runtimes_are_part_of_the_state_and_bounded(open_client: OpenStore) -> None:
+    others = {f"other{number}": (9.0,) for number in range(MAX_CLASSES - 3)}
+    known = {**others, "train_#": (7.0, *[8.0] * (KEPT_RUNTIMES - 1))}
     store = open_client()
+    store.initialise(replace(first_state(), runtimes=known))
     cluster = started(store)
-    for number in range(4):
+    for number in range(2):
         ran(store, cluster, f"train_{number}", "SUCCESS")
     ran(store, cluster, "eval_1", "FAILED")
-    assert fresh(open_client()).runtimes == {"train_#": (1.0, 1.0)}, "runs of less than a second count as one"
+    kept = (*[8.0] * (KEPT_RUNTIMES - 2), 1.0, 1.0)
+    assert fresh(open_client()).runtimes == {**others, "train_#": kept}, "runs of less than a second are one"
     for name in ("a", "b", "train_9", "c", "d"):
         ran(store, cluster, name, "SUCCESS")
         found = fresh(open_client()).runtimes
         assert list(found.items()) == list(cluster.runtimes.runs.items()), "also the order"
-    assert list(found) == ["train_#", "c", "d"]
+    assert list(found) == [*list(others)[2:], "a", "b", "train_#", "c", "d"]
 
 
 def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_client: OpenStore) -> None:
@@ -744,19 +743,17 @@ def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_clie
     assert fresh(open_client()).runtimes == cluster.runtimes.runs
 
 
-def test_attained_service_is_part_of_the_state_and_bounded(
-    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (attained_service, redis_layout):
-        monkeypatch.setattr(module, "MAX_JOBS", 3)
+def test_attained_service_is_part_of_the_state_and_bounded(open_client: OpenStore) -> None:
+    others = {f"other{number}": 1000 for number in range(MAX_JOBS - 3)}
     store = open_client()
+    store.initialise(replace(first_state(), attained=others))
     cluster = started(store)
     names = ("train#2", "b", "c", "train", "d", "c", "e")
     for name, outcome in zip(names, ("FAILED",) * 5 + ("SUCCESS", "FAILED"), strict=True):
         ran(store, cluster, name, outcome)
         found = fresh(open_client()).attained
         assert list(found.items()) == list(cluster.attained.items()), "also the order"
-    assert found == {"train": 4000, "d": 2000, "e": 2000}
+    assert found == {**dict(list(others.items())[1:]), "b": 2000, "train": 4000, "d": 2000, "e": 2000}
 
 
 def test_a_gang_counts_once_in_the_attained_service_of_the_state(open_client: OpenStore) -> None:

@@ -44,9 +44,8 @@ class Reservations:
     Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
     """
 
-    def __init__(self, cluster: ClusterState, current: SchedulingPass, max_swept: int = MAX_SWEPT) -> None:
-        self._cluster, self._max_swept = cluster, max_swept
-        self._now = current.now
+    def __init__(self, cluster: ClusterState, current: SchedulingPass) -> None:
+        self._cluster, self._now = cluster, current.now
         self._guard_s = current.limits.maintenance_guard_s
         self._prospects = Prospects.of(cluster)
         self._leases = LeaseTimelines.of(cluster)
@@ -94,7 +93,7 @@ class Reservations:
         shapes = self._cluster.pending.shapes
         is_full = (
             len(self._waiting) + self._count > MAX_RESERVATIONS
-            or (self._gangs_ahead > 1 and self._to_sweep > self._max_swept)
+            or (self._gangs_ahead > 1 and self._to_sweep > MAX_SWEPT)
             or bool(self._held_back)
         )
         if self._startable is None and (is_full or len(shapes) <= MAX_RESERVATIONS):
@@ -149,7 +148,7 @@ class Reservations:
         if self._count == MAX_RESERVATIONS:
             return True
         swept = self._sweep_of(request)
-        return bool(swept and self._swept) and self._swept + swept > self._max_swept
+        return bool(swept and self._swept) and self._swept + swept > MAX_SWEPT
 
     def _sweep_of(self, request: Request) -> int:
         """Return the number of nodes at which a reservation has to look together: none for one member."""

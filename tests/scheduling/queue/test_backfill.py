@@ -17,7 +17,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.node_masks import uniform
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
-from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, MAX_SWEPT, Reservations
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
@@ -200,13 +200,20 @@ def test_only_so_many_requests_get_a_reservation() -> None:
 
 def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all() -> None:
     """Dozens of gangs on hundreds of nodes took a tenth of a second in each pass, and with it each call."""
-    cluster = ClusterState([replace(each, address=each.name) for each in nodes("abcd", 1)])
-    planned = Reservations(cluster, at(0.0), max_swept=9)
-    assert [planned.reserve(ask(f"g{number}", 1, 10.0, nodes=4)) for number in range(3)] == [0.0, 10.0, None]
-    assert planned.is_one_too_many(ask("g", 1, 10.0, nodes=4))
+
+    def of(count: int) -> Reservations:
+        name = "n{}".format
+        return Reservations(
+            ClusterState(Node(name(i), i, {"cpus": 8}, (Gpu(0),), name(i)) for i in range(count)), at(0.0)
+        )
+
+    half = MAX_SWEPT // 2
+    planned = of(half)
+    gangs = [ask(f"g{number}", 1, 10.0, nodes=half) for number in range(4)]
+    assert list(map(planned.reserve, gangs[:3])) == [0.0, 10.0, None]
+    assert planned.is_one_too_many(gangs[3])
     assert planned.reserve(ask("one", 1, 10.0)) == 20.0
-    first = Reservations(cluster, at(0.0), max_swept=3)
-    assert first.reserve(ask("first", 1, 10.0, nodes=4)) == 0.0
+    assert of(MAX_SWEPT + 1).reserve(ask("first", 1, 10.0, nodes=half)) == 0.0
 
 
 def test_a_long_queue_is_not_looked_through_again_for_each_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from resource_manager.core.models import Request
-from resource_manager.scheduling.reasons import runtime_quantiles
-from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeModel, RuntimeQuantiles
+from resource_manager.scheduling.reasons.runtime_quantiles import MAX_CLASSES, RuntimeModel, RuntimeQuantiles
 
 
 def task(number: int = 0, name: str = "train", **more: object) -> Request:
@@ -111,13 +110,14 @@ def test_four_of_five_outcomes_are_inside_whatever_the_runtimes_are_like() -> No
     assert inside / 1000 == pytest.approx(0.8, abs=0.03)
 
 
-def test_only_the_last_classes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_quantiles, "MAX_CLASSES", 7)
+def test_only_the_last_classes_are_kept() -> None:
     model = RuntimeModel()
-    for name in "abcde":
+    others = (chr(0x4E00 + number) for number in range(MAX_CLASSES // 2 - 3))
+    for name in ("a", "b", *others, "d", "e"):  # each is one class by itself, and one by its GPUs
         learnt(60, 600, name=name, model=model)
     learnt(*[6000] * 20, name="e", model=model)
     assert known(model, task(name="a")) == known(model, task(name="new"))
+    assert known(model, task(name="b")).at(0.5) < known(model, task(name="new")).at(0.5)
     assert known(model, task(name="d")).at(0.5) < known(model, task(name="new")).at(0.5)
 
 

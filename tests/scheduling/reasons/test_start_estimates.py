@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -331,27 +332,24 @@ def test_plays_for_one_request_end_with_its_start() -> None:
 
 @pytest.mark.parametrize("order", ["priority", "priority+backfill"])
 def test_in_a_long_queue_ends_at_about_the_same_time_are_one_step_and_starts_stay_about_the_same(
-    order: str, monkeypatch: pytest.MonkeyPatch
+    order: str,
 ) -> None:
     draw, cluster = random.Random(0), ClusterState(default_inventory(20))
     current = SchedulingPass(FIRST_FIT, get_order(order), 0.0)
-    while len(cluster.pending) <= start_estimates.LONG_QUEUE:
-        number = cluster.sequence
-        request = Request(f"t{number}", draw.choice((1, 2, 4)), expected_runtime_s=draw.lognormvariate(8, 1))
-        for change in allocator.submit(cluster, request, current):
-            cluster.apply(change)
-    steps: list[float] = []
 
-    def noted(*given: Any) -> SchedulingPass:
-        steps.append(given[2])
-        return SchedulingPass(*given)
+    def estimated(requests: int) -> tuple[dict[str, Start], int]:
+        """Return the starts once so many requests are pending, and the number of steps that they took."""
+        while len(cluster.pending) < requests:
+            runtime_s = draw.lognormvariate(8, 1)
+            request = Request(f"t{cluster.sequence}", draw.choice((1, 2, 4)), expected_runtime_s=runtime_s)
+            for change in allocator.submit(cluster, request, current):
+                cluster.apply(change)
+        steps = Mock(return_value=True)
+        return estimate_starts(cluster, current, goes_on=steps), steps.call_count
 
-    monkeypatch.setattr(start_estimates, "SchedulingPass", noted)
-    found = estimate_starts(cluster, current)
-    few = len(steps)
-    monkeypatch.setattr(start_estimates, "TOGETHER", 0.0)
-    exact = estimate_starts(cluster, current)
-    assert 2 * few < len(steps) - few
+    exact, many = estimated(start_estimates.LONG_QUEUE)
+    found, few = estimated(start_estimates.LONG_QUEUE + 1)
+    assert 2 * few < many
     ratios = sorted((found[each].at or 0.0) / (exact[each].at or 0.0) for each in exact)
     assert ratios[len(ratios) // 2] == pytest.approx(1.0, abs=0.03)
     assert ratios[len(ratios) // 10] > 0.9

@@ -16,6 +16,7 @@ from simulator import sweep
 from simulator.cli import main
 from simulator.replay import comparison, report, verdict
 from simulator.replay.comparison import Source
+from simulator.replay.report import MAX_HEAT_MAPS
 
 NODES = "node,gpus,cpus\na,4,16\nb,2,16\n"
 JOBS = "job,submit_s,runtime_s,gpus,cpus,team\n" + "".join(
@@ -350,12 +351,17 @@ def test_a_verdict_says_why_there_is_no_difference(
     assert verdict.findings(results) == []
 
 
-def test_more_runs_than_heat_maps_are_announced(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_runs_than_heat_maps_are_announced(own: Path) -> None:
     cases = comparison.cases(source(own), ["first_fit"], ["fifo", "srtf", "fair_share"], [0])
     results = [comparison.run_case(case) for case in cases]
     assert "different runs" not in report.page_of("All", results)
-    monkeypatch.setattr(report, "MAX_HEAT_MAPS", 2)
-    assert "The first 2 of 3 different runs" in report.page_of("Many", results)
+    case, heat = results[0]["case"], results[0]["heat"]
+    for number in range(MAX_HEAT_MAPS - 2):
+        other = {**heat, "end_s": heat["end_s"] + number + 1}
+        results.append({**results[0], "case": {**case, "name": f"other {number}"}, "heat": other})
+    assert f"The first {MAX_HEAT_MAPS} of {MAX_HEAT_MAPS + 1} different runs" in report.page_of(
+        "Many", results
+    )
 
 
 @pytest.mark.parametrize(
