@@ -72,13 +72,14 @@ class Routes:
         self.all: list[Route] = []
         self._page = page
 
-    def add(self, method: str, path: str, role: Role | None, summary: str, **more: Any) -> Callable[[H], H]:
-        """Return a decorator that declares a function as the handler of this operation."""
+    def add(self, method: str, path: str, role: Role | None, **more: Any) -> Callable[[H], H]:
+        """Return a decorator for the handler of this operation, whose docstring is its summary."""
 
         def declare(handler: H) -> H:
             hints = get_type_hints(handler)
             body, query, answer = hints.get("body"), hints.get("query"), hints["return"]
             answer = None if answer is Any else answer
+            summary = " ".join((handler.__doc__ or "").split()).removesuffix(".")
             self.all.append(
                 Route(method, path, role, handler, summary, self._page, body, query, answer, **more)
             )

@@ -31,6 +31,10 @@ def test_the_documented_roles_equal_the_declared_ones() -> None:
     assert written[1].strip().splitlines()[2:] == role_table()
 
 
+def test_each_operation_has_a_summary() -> None:
+    assert all(route.summary for route in api.routes.all)
+
+
 def test_the_documented_limits_of_idempotency_keys_are_those_of_the_stores() -> None:
     [line] = [each for each in PAGE.read_text().splitlines() if each.startswith("- **`Idempotency-Key`**")]
     assert "the same key and body within a day is not made again" in line

@@ -16,18 +16,21 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller")
+@routes.add("GET", "/api/caller", Role.READER)
 def who(service: Service, caller: Identity) -> CallerAnswer:
+    """Name, role and teams of the caller."""
     return {"name": caller.name, "role": str(caller.role), "teams": list(caller.teams)}
 
 
-@routes.add("GET", "/livez", None, "Check that the service runs; its store is not asked")
+@routes.add("GET", "/livez", None)
 def livez(service: Service, caller: Identity | None) -> Health:
+    """Check that the service runs; its store is not asked."""
     return {"status": "ok", "version": __version__, "format": STORED_FORMAT}
 
 
-@routes.add("GET", "/readyz", None, "Check that the service reaches its store and may change it")
+@routes.add("GET", "/readyz", None)
 def readyz(service: Service, caller: Identity | None) -> Health:
+    """Check that the service reaches its store and may change it."""
     service.watch.check()
     store = service.manager.store
     if store.closed:
@@ -35,16 +38,19 @@ def readyz(service: Service, caller: Identity | None) -> Health:
     return livez(service, caller)
 
 
-@routes.add("GET", "/healthz", None, "The same as /readyz")
+@routes.add("GET", "/healthz", None)
 def healthz(service: Service, caller: Identity | None) -> Health:
+    """The same as /readyz."""
     return readyz(service, caller)
 
 
-@routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")
+@routes.add("GET", "/metrics", Role.READER)
 def metrics(service: Service, caller: Identity) -> Any:
+    """Prometheus metrics."""
     return flask.Response(service.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@routes.add("GET", "/openapi.json", Role.READER, "This interface as an OpenAPI 3.1 document")
+@routes.add("GET", "/openapi.json", Role.READER)
 def openapi(service: Service, caller: Identity) -> Any:
+    """This interface as an OpenAPI 3.1 document."""
     return document(routes.all, service.manager.gpu_range(), flask.request.script_root)

@@ -35,15 +35,9 @@ from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
 
 
-@routes.add(
-    "POST",
-    "/api/reports",
-    Role.AGENT,
-    "Report the GPUs of a server; the answer names those to be cleaned",
-    failures=(413,),
-    tag="servers",
-)
+@routes.add("POST", "/api/reports", Role.AGENT, failures=(413,), tag="servers")
 def reports(service: Service, caller: Identity) -> ReportAnswer:
+    """Report the GPUs of a server; the answer names those to be cleaned."""
     flask.request.max_content_length = MAX_REPORT_BYTES
     try:
         report = read_report(raw_body())
@@ -56,14 +50,9 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
         raise ProblemError(400, str(error)) from error
 
 
-@routes.add(
-    "GET",
-    "/api/agent/jobs",
-    Role.AGENT,
-    "Jobs that should be on a server: the request is held until they are others than those known",
-    tag="servers",
-)
+@routes.add("GET", "/api/agent/jobs", Role.AGENT, tag="servers")
 def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
+    """Jobs that should be on a server: the request is held until they are others than those known."""
     _require_agent(caller, query.server)
     check_version(query.version)
     if flask.request.environ.get(UNCHANGED):  # the agent asks again at once
@@ -78,15 +67,9 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
     return answer
 
 
-@routes.add(
-    "POST",
-    "/api/agent/logs",
-    Role.AGENT,
-    "Bring a part of a job's output that somebody asked for",
-    max_bytes=MAX_LOGS_BYTES,
-    tag="servers",
-)
+@routes.add("POST", "/api/agent/logs", Role.AGENT, max_bytes=MAX_LOGS_BYTES, tag="servers")
 def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
+    """Bring a part of a job's output that somebody asked for."""
     _require_agent(caller, body.server)
     jobs = service.manager.stored_jobs
     for question in jobs.questions(body.server):
@@ -108,29 +91,18 @@ def _require_agent(caller: Identity, server: str) -> None:
         raise ProblemError(403, f"this token is of server {caller.server}, not of {server}")
 
 
-@routes.add(
-    "POST",
-    "/api/jobs/order",
-    Role.USER,
-    "Tell the agent of a server what to do with the job of a lease",
-    failures=(404,),
-    tag="leases",
-)
+@routes.add("POST", "/api/jobs/order", Role.USER, failures=(404,), tag="leases")
 def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | None = None) -> Ordered:
+    """Tell the agent of a server what to do with the job of a lease."""
     require_run_jobs(caller)
     number = service.manager.order_job(body.server, body.key, body.order, owner=owner_required(caller))
     service.held.look_soon()
     return {"n": number}
 
 
-@routes.add(
-    "GET",
-    "/api/jobs",
-    Role.READER,
-    "Jobs of a server's agent as last reported: others' jobs are unknown to who is no operator",
-    tag="leases",
-)
+@routes.add("GET", "/api/jobs", Role.READER, tag="leases")
 def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> AgentState:
+    """Jobs of a server's agent as last reported: others' jobs are unknown to who is no operator."""
     state = service.manager.agent_state(query.server)
     if caller.is_operator:
         return state
@@ -143,15 +115,9 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
     return {**state, "runs": runs}
 
 
-@routes.add(
-    "GET",
-    "/api/jobs/output",
-    Role.READER,
-    "Part of the output of a job that an agent runs; for its owner, their team and operators",
-    failures=(404,),
-    tag="leases",
-)
+@routes.add("GET", "/api/jobs/output", Role.READER, failures=(404,), tag="leases")
 def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
+    """Part of the output of a job that an agent runs; for its owner, their team and operators."""
     server, key, lease_id = query.server, query.key, query.task_id or ""
     try:
         of = service.manager.job_of(server, key, lease_id)
@@ -166,15 +132,9 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
     return {**part, "text": b64encode(part.get("text", "").encode()).decode()}
 
 
-@routes.add(
-    "GET",
-    "/api/result",
-    Role.READER,
-    "Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators",
-    failures=(404,),
-    tag="leases",
-)
+@routes.add("GET", "/api/result", Role.READER, failures=(404,), tag="leases")
 def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
+    """Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators."""
     found = service.manager.result_of(query.task_id, query.fencing_token)
     if found is None or not may_read(caller, found):
         which = "" if query.fencing_token is None else f" with fencing token {query.fencing_token}"

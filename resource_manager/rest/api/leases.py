@@ -42,8 +42,9 @@ from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
 
 
-@routes.add("POST", "/api/allocate", Role.USER, "Grant GPUs now, or answer 503", tag="leases")
+@routes.add("POST", "/api/allocate", Role.USER, tag="leases")
 def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Allocation:
+    """Grant GPUs now, or answer 503."""
     result = service.manager.try_allocate(owned(service, body, caller), once=once)
     if isinstance(result, Refusal):
         service.metrics.refusals.labels(result.kind).inc()
@@ -51,16 +52,11 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
     return result
 
 
-@routes.add(
-    "POST",
-    "/api/allocate/batch",
-    Role.USER,
-    "Grant several requests, each on its own; each counts for the limit of calls",
-    tag="leases",
-)
+@routes.add("POST", "/api/allocate/batch", Role.USER, tag="leases")
 def allocate_batch(
     service: Service, caller: Identity, body: BatchBody, once: Once | None = None
 ) -> BatchAnswer:
+    """Grant several requests, each on its own; each counts for the limit of calls."""
     if len(body.requests) > 1:
         service.limits.count(flask.g.counted_as, len(body.requests) - 1)
     requests = [owned(service, item, caller) for item in body.requests]
@@ -77,52 +73,37 @@ def allocate_batch(
     return {"results": results, "refusals": refusals}
 
 
-@routes.add("POST", "/api/submit", Role.USER, "Grant GPUs now, or queue the request", tag="queue")
+@routes.add("POST", "/api/submit", Role.USER, tag="queue")
 def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | None = None) -> Submission:
+    """Grant GPUs now, or queue the request."""
     if body.job is not None:
         require_run_jobs(caller)
     return service.manager.submit(owned(service, body, caller), job=body.job, once=once)
 
 
-@routes.add(
-    "POST",
-    "/api/announce",
-    Role.USER,
-    "Announce a demand that a task will make; it holds nothing",
-    tag="queue",
-)
+@routes.add("POST", "/api/announce", Role.USER, tag="queue")
 def announce(
     service: Service, caller: Identity, body: AnnounceBody, once: Once | None = None
 ) -> AnnounceAnswer:
+    """Announce a demand that a task will make; it holds nothing."""
     demand = owned(service, body, caller)
     return {"announced": service.manager.announce(demand, after=body.after, copies=body.copies)}
 
 
-@routes.add(
-    "POST",
-    "/api/withdraw",
-    Role.USER,
-    "Withdraw announced demands; of another owner as operator only",
-    tag="queue",
-)
+@routes.add("POST", "/api/withdraw", Role.USER, tag="queue")
 def withdraw(
     service: Service, caller: Identity, body: WithdrawBody, once: Once | None = None
 ) -> WithdrawAnswer:
+    """Withdraw announced demands; of another owner as operator only."""
     owner = owner_required(caller)
     return {
         "withdrawn": service.manager.withdraw(body.task_ids, run=body.run, owner=owner, reason=body.reason)
     }
 
 
-@routes.add(
-    "POST",
-    "/api/release",
-    Role.USER,
-    "End a lease; of another owner as operator only",
-    failures=(404, 409),
-    tag="leases",
-)
+@routes.add("POST", "/api/release", Role.USER, failures=(404, 409), tag="leases")
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
+    """End a lease; of another owner as operator only."""
     owner, outcome = owner_required(caller), body.outcome
     lease_id, token = _meant(
         service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
@@ -158,30 +139,18 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
     return {"success": True, "task_id": lease_id, "quarantined": quarantined}
 
 
-@routes.add(
-    "POST",
-    "/api/place",
-    Role.USER,
-    "Store where the jobs of a lease are about to start",
-    failures=(404,),
-    tag="leases",
-)
+@routes.add("POST", "/api/place", Role.USER, failures=(404,), tag="leases")
 def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Allocation:
+    """Store where the jobs of a lease are about to start."""
     places = [JobPlace(**place.model_dump()) for place in body.places]
     return service.manager.place_job(
         body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller)
     )
 
 
-@routes.add(
-    "POST",
-    "/api/renew",
-    Role.USER,
-    "Renew a lease: its TTL starts again now",
-    failures=(404, 409),
-    tag="leases",
-)
+@routes.add("POST", "/api/renew", Role.USER, failures=(404, 409), tag="leases")
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
+    """Renew a lease: its TTL starts again now."""
     lease_id, token = _meant(
         service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
     )
@@ -195,31 +164,20 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
     )
 
 
-@routes.add(
-    "POST",
-    "/api/renew/batch",
-    Role.USER,
-    "Renew several leases in one commit; each counts for the limit of calls",
-    tag="leases",
-)
+@routes.add("POST", "/api/renew/batch", Role.USER, tag="leases")
 def renew_all(
     service: Service, caller: Identity, body: RenewBatchBody, once: Once | None = None
 ) -> RenewBatchAnswer:
+    """Renew several leases in one commit; each counts for the limit of calls."""
     if len(body.renewals) > 1:
         service.limits.count(flask.g.counted_as, len(body.renewals) - 1)
     renewals = [cast("Renewal", each.model_dump()) for each in body.renewals]
     return {"renewed": service.manager.renew_all(renewals, owner=owner_required(caller))}
 
 
-@routes.add(
-    "POST",
-    "/api/preempt",
-    Role.OPERATOR,
-    "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
-    failures=(404, 409),
-    tag="leases",
-)
+@routes.add("POST", "/api/preempt", Role.OPERATOR, failures=(404, 409), tag="leases")
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
+    """Preempt a lease for a pending request: its job has its grace to save what it did, then waits again."""
     lease_id, token = _meant(
         service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
     )
@@ -230,15 +188,9 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     )
 
 
-@routes.add(
-    "POST",
-    "/api/cancel",
-    Role.USER,
-    "Remove a pending request from the queue",
-    failures=(404, 409),
-    tag="queue",
-)
+@routes.add("POST", "/api/cancel", Role.USER, failures=(404, 409), tag="queue")
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
+    """Remove a pending request from the queue."""
     lease_id, sequence = _meant(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)
     is_cancelled = service.manager.cancel(
         lease_id,

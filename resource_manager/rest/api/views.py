@@ -46,14 +46,9 @@ from resource_manager.storage.once import Once
 T = TypeVar("T")
 
 
-@routes.add(
-    "GET",
-    "/api/gpus",
-    Role.READER,
-    "Use of every GPU as last reported, by server, with its leases",
-    tag="servers",
-)
+@routes.add("GET", "/api/gpus", Role.READER, tag="servers")
 def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
+    """Use of every GPU as last reported, by server, with its leases."""
     if query.servers:
         return {"items": use_of(service.manager, query.servers), "next": None}
     names = service.watch.read(lambda cluster, now: [state.name for state in cluster.nodes])
@@ -62,8 +57,9 @@ def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse
     return {"items": page, "next": end if end < len(names) else None}
 
 
-@routes.add("GET", "/api/status", Role.READER, "Free and allocated capacity of every server", tag="servers")
+@routes.add("GET", "/api/status", Role.READER, tag="servers")
 def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
+    """Free and allocated capacity of every server."""
     summary = service.manager.summary()
     if query.limit is not None or query.after:
         servers = summary["servers"]
@@ -73,21 +69,18 @@ def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
     return summary
 
 
-@routes.add("GET", "/api/leases", Role.READER, "Live leases, oldest first", tag="leases")
+@routes.add("GET", "/api/leases", Role.READER, tag="leases")
 def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
+    """Live leases, oldest first."""
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
     return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
 
 
-@routes.add(
-    "GET",
-    "/api/leases/changes",
-    Role.READER,
-    "Leases and requests that changed since a version, once some have: the request is held until then",
-    tag="leases",
-)
+@routes.add("GET", "/api/leases/changes", Role.READER, tag="leases")
 def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
+    """Leases and requests that changed since a version, once some have: the request is held until then."""
+
     def is_due() -> bool:
         return service.watch.has_changed_leases(query.after)
 
@@ -97,30 +90,28 @@ def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> An
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
-@routes.add("GET", "/api/leases/preempting", Role.READER, "Leases that are being preempted", tag="leases")
+@routes.add("GET", "/api/leases/preempting", Role.READER, tag="leases")
 def preempting(service: Service, caller: Identity) -> Page[Allocation]:
+    """Leases that are being preempted."""
     return {"items": service.manager.preempting(), "next": None}
 
 
-@routes.add(
-    "GET", "/api/slurm", Role.READER, "Jobs that Slurm placed, the latest submitted first", tag="leases"
-)
+@routes.add("GET", "/api/slurm", Role.READER, tag="leases")
 def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
+    """Jobs that Slurm placed, the latest submitted first."""
     return {"items": service.manager.slurm_jobs(), "next": None}
 
 
-@routes.add(
-    "POST", "/api/slurm", Role.USER, "Replace what is known of the jobs of a cluster of Slurm", tag="leases"
-)
+@routes.add("POST", "/api/slurm", Role.USER, tag="leases")
 def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: Once | None = None) -> Done:
+    """Replace what is known of the jobs of a cluster of Slurm."""
     service.manager.keep_slurm_jobs(body.cluster, body.jobs)
     return {"success": True}
 
 
-@routes.add(
-    "GET", "/api/task", Role.READER, "Lease or pending request of a task", failures=(404, 409), tag="leases"
-)
+@routes.add("GET", "/api/task", Role.READER, failures=(404, 409), tag="leases")
 def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
+    """Lease or pending request of a task."""
     if not query.exact:
         return service.manager.named(
             query.task_id,
@@ -136,25 +127,15 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     return found
 
 
-@routes.add(
-    "GET",
-    "/api/queue",
-    Role.READER,
-    "Pending requests in queue order, with their estimated start",
-    tag="queue",
-)
+@routes.add("GET", "/api/queue", Role.READER, tag="queue")
 def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
+    """Pending requests in queue order, with their estimated start."""
     return _page_of(service.manager.queue(), query)
 
 
-@routes.add(
-    "GET",
-    "/api/coming",
-    Role.READER,
-    "Demands that tasks of running DAGs will make, the next first",
-    tag="queue",
-)
+@routes.add("GET", "/api/coming", Role.READER, tag="queue")
 def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
+    """Demands that tasks of running DAGs will make, the next first."""
     return _page_of(service.manager.coming(), query)
 
 
@@ -164,8 +145,9 @@ def _page_of(items: list[T], query: PageQuery) -> Page[T]:
     return {"items": page, "next": end if end < len(items) else None, "total": len(items)}
 
 
-@routes.add("GET", "/api/history", Role.READER, "Changes in the history, oldest first", tag="history")
+@routes.add("GET", "/api/history", Role.READER, tag="history")
 def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Change]:
+    """Changes in the history, oldest first."""
     page = service.manager.history(query.after, query.limit)
     found = [change for change in page if matches(change, query.by, query.what)]
     return {
@@ -174,66 +156,39 @@ def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Cha
     }
 
 
-@routes.add(
-    "GET",
-    "/api/snapshot",
-    Role.READER,
-    "The whole state, with which the history can be replayed",
-    tag="history",
-)
+@routes.add("GET", "/api/snapshot", Role.READER, tag="history")
 def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
+    """The whole state, with which the history can be replayed."""
     return {"snapshot": service.manager.snapshot()}
 
 
-@routes.add(
-    "GET",
-    "/api/explain",
-    Role.READER,
-    "Explain a request without making it: does it fit now, where, why not, and when",
-    tag="queue",
-)
+@routes.add("GET", "/api/explain", Role.READER, tag="queue")
 def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
+    """Explain a request without making it: does it fit now, where, why not, and when."""
     return service.manager.explain(query)
 
 
-@routes.add(
-    "GET",
-    "/api/task/explain",
-    Role.READER,
-    "Explain why a pending request waits, and when it should start",
-    failures=(404, 409),
-    tag="queue",
-)
+@routes.add("GET", "/api/task/explain", Role.READER, failures=(404, 409), tag="queue")
 def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explanation:
+    """Explain why a pending request waits, and when it should start."""
     return service.manager.explain_named(query.name)
 
 
-@routes.add(
-    "GET", "/api/trends", Role.READER, "Utilisation, queue and waits over the last hours", tag="history"
-)
+@routes.add("GET", "/api/trends", Role.READER, tag="history")
 def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
+    """Utilisation, queue and waits over the last hours."""
     return service.watch.usage_history(query.hours)
 
 
-@routes.add(
-    "GET",
-    "/api/report",
-    Role.READER,
-    "GPU-hours granted and what became of them, by team, user, DAG or GPU type",
-    tag="history",
-)
+@routes.add("GET", "/api/report", Role.READER, tag="history")
 def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
+    """GPU-hours granted and what became of them, by team, user, DAG or GPU type."""
     manager = service.manager
     accounts = service.accounts.of(manager)
     return accounts.report(query, measures=measures_of(manager), prices=manager.prices())
 
 
-@routes.add(
-    "GET",
-    "/api/estimates",
-    Role.READER,
-    "How often the estimated starts of pending requests came true",
-    tag="history",
-)
+@routes.add("GET", "/api/estimates", Role.READER, tag="history")
 def estimates(service: Service, caller: Identity) -> EstimatesView:
+    """How often the estimated starts of pending requests came true."""
     return service.manager.estimates()

@@ -21,15 +21,17 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain")
+@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR)
 def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
+    """Drain."""
     body = form_of(DrainBody)
     server = api.servers.drain(service, caller, body, server_id)
     return _back_from(server, body.gpu, "takes no new leases")
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume")
+@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR)
 def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
+    """Resume."""
     body = form_of(ResumeBody)
     server = api.servers.resume(service, caller, body, server_id)
     return _back_from(server, body.gpu, "takes leases again")
@@ -43,8 +45,9 @@ def _back_from(server: ServerSummary, gpu: int | str | None, what: str) -> Any:
     return flask.redirect(flask.url_for("gpu.page_server", server_id=server["server_id"]), 303)
 
 
-@routes.add("POST", "/act/release", Role.USER, "Release")
+@routes.add("POST", "/act/release", Role.USER)
 def act_release(service: Service, caller: Identity) -> Any:
+    """Release."""
     form = form_of(TaskForm)
     body = ReleaseBody(
         task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
@@ -54,8 +57,9 @@ def act_release(service: Service, caller: Identity) -> Any:
     return _back("gpu.page_leases", f"{name} is released.")
 
 
-@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it")
+@routes.add("POST", "/act/stop", Role.USER)
 def act_stop(service: Service, caller: Identity) -> Any:
+    """Stop the job of a lease and release it."""
     form = form_of(TaskForm)
     if form.fencing_token is None:
         raise ProblemError(400, "fencing_token is missing")
@@ -66,8 +70,9 @@ def act_stop(service: Service, caller: Identity) -> Any:
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
-@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it")
+@routes.add("POST", "/act/preempt", Role.OPERATOR)
 def act_preempt(service: Service, caller: Identity) -> Any:
+    """Preempt a lease for who waits for it."""
     form = form_of(TaskForm)
     done = api.leases.preempt(
         service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token)
@@ -78,8 +83,9 @@ def act_preempt(service: Service, caller: Identity) -> Any:
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
-@routes.add("POST", "/act/cancel", Role.USER, "Cancel")
+@routes.add("POST", "/act/cancel", Role.USER)
 def act_cancel(service: Service, caller: Identity) -> Any:
+    """Cancel."""
     form = form_of(TaskForm)
     name = _name(service, form)
     _end_task(service, caller, form)
@@ -104,8 +110,9 @@ def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
     return flask.redirect(flask.url_for(endpoint), 303)
 
 
-@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them")
+@routes.add("POST", "/act/hold", Role.USER)
 def act_hold(service: Service, caller: Identity) -> Any:
+    """Take GPUs for a time, or wait for them."""
     try:
         done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
     except (ValueError, InvalidRequestError, ProblemError) as wrong:

@@ -15,8 +15,9 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("GET", "/login", None, "The page to log in")
+@routes.add("GET", "/login", None)
 def login(service: Service, caller: Identity | None) -> Any:
+    """The page to log in."""
     csrf = auth.csrf_token(service.secret, caller) if caller else ""
     return _login_page(service, caller, csrf=csrf)
 
@@ -29,8 +30,9 @@ def _login_page(service: Service, caller: Identity | None, **values: Any) -> str
     )
 
 
-@routes.add("POST", "/login", None, "Log in with a token")
+@routes.add("POST", "/login", None)
 def do_login(service: Service, caller: Identity | None) -> Any:
+    """Log in with a token."""
     authenticator = service.authenticator
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
@@ -54,8 +56,9 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     return flask.redirect(flask.url_for("gpu.page_servers"), 303)
 
 
-@routes.add("POST", "/logout", Role.READER, "Log out")
+@routes.add("POST", "/logout", Role.READER)
 def logout(service: Service, caller: Identity) -> Any:
+    """Log out."""
     if isinstance(service.authenticator, TokenAuthenticator):
         service.authenticator.end_session()
     return flask.redirect(flask.url_for("gpu.page_login"), 303)

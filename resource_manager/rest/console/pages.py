@@ -55,8 +55,9 @@ FIRST = 5
 """Number of pending requests, and of maintenance windows, beside the servers."""
 
 
-@routes.add("GET", "/", Role.READER, "Servers")
+@routes.add("GET", "/", Role.READER)
 def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
+    """Servers."""
     if query.task:
         return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
     entries = service.manager.queue()
@@ -79,8 +80,10 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     return _page("servers.html", service, caller, query=query, **shown)
 
 
-@routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers")
+@routes.add("GET", "/fragments/servers", Role.READER)
 def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
+    """Rows of servers."""
+
     def view(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
         return cells.server_rows(cluster, [state for state in known if state is not None], now), now
@@ -90,8 +93,9 @@ def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
     return _page("server_rows.html", service, caller, rows=rows, now=now)
 
 
-@routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs")
+@routes.add("GET", "/servers/<int:server_id>", Role.READER)
 def server(service: Service, caller: Identity, server_id: int) -> Any:
+    """One server and its GPUs."""
     left = ProblemError(404, f"server {server_id} is not in the inventory")
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
@@ -119,8 +123,9 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     return _page("server.html", service, caller, **more, **shown)
 
 
-@routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers")
+@routes.add("GET", "/fragments/side", Role.READER)
 def side(service: Service, caller: Identity) -> Any:
+    """Tiles and queue beside the servers."""
     entries = service.manager.queue()
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
@@ -129,14 +134,17 @@ def side(service: Service, caller: Identity) -> Any:
     return _page("side.html", service, caller, **service.watch.read(view))
 
 
-@routes.add("GET", "/lease", Role.READER, "One lease or pending request")
+@routes.add("GET", "/lease", Role.READER)
 def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
+    """One lease or pending request."""
     shown = lease_page.look_at(service, caller, query.id)
     return _page("lease.html", service, caller, **shown)
 
 
-@routes.add("GET", "/leases", Role.READER, "Leases")
+@routes.add("GET", "/leases", Role.READER)
 def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
+    """Leases."""
+
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         text = query.q.casefold()
         found = [
@@ -167,8 +175,9 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
     return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.read(view))
 
 
-@routes.add("GET", "/queue", Role.READER, "The queue")
+@routes.add("GET", "/queue", Role.READER)
 def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
+    """The queue."""
     entries = service.manager.queue()
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
@@ -189,8 +198,10 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     return _page("queue.html", service, caller, query=query, **service.watch.read(view))
 
 
-@routes.add("GET", "/timeline", Role.READER, "Leases over time")
+@routes.add("GET", "/timeline", Role.READER)
 def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -> Any:
+    """Leases over time."""
+
     def view(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
         return [state.name for state in cells.matching(cluster.nodes, query.q, "")], cells.totals(cluster)
 
@@ -200,30 +211,35 @@ def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -
     return _page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
 
 
-@routes.add("GET", "/use", Role.READER, "GPU-hours, and what became of them")
+@routes.add("GET", "/use", Role.READER)
 def use(service: Service, caller: Identity, query: UseQuery) -> Any:
+    """GPU-hours, and what became of them."""
     asked = ReportQuery(by=[query.by], since=query.days * 86_400)
     shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
     return _page("use.html", service, caller, query=query, **shown)
 
 
-@routes.add("GET", "/estimates", Role.READER, "How often estimated starts came true")
+@routes.add("GET", "/estimates", Role.READER)
 def estimates(service: Service, caller: Identity) -> Any:
+    """How often estimated starts came true."""
     return _page("estimates.html", service, caller, **service.manager.estimates())
 
 
-@routes.add("GET", "/cluster", Role.READER, "The stored cluster, and its last changes")
+@routes.add("GET", "/cluster", Role.READER)
 def cluster(service: Service, caller: Identity) -> Any:
+    """The stored cluster, and its last changes."""
     return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager))
 
 
-@routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue")
+@routes.add("GET", "/charts", Role.READER)
 def charts(service: Service, caller: Identity) -> Any:
+    """Utilisation, waits and queue."""
     return _page("charts.html", service, caller)
 
 
-@routes.add("GET", "/what-if", Role.READER, "Explain a request without making it")
+@routes.add("GET", "/what-if", Role.READER)
 def what_if(service: Service, caller: Identity) -> Any:
+    """Explain a request without making it."""
     given = {key: value for key, value in flask.request.args.items() if value and key != "for"}
     answer, error = None, ""
     if given:
@@ -247,15 +263,17 @@ def what_if_page(
     return _page("what_if.html", service, caller, given=shown, **more, **answered)
 
 
-@routes.add("GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it")
+@routes.add("GET", "/docs", Role.READER)
 def docs(service: Service, caller: Identity) -> Any:
+    """Documentation of the REST interface, with forms to call it."""
     described = document(api.routes.all, service.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in api.routes.all}
     return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
 
 
-@routes.add("GET", "/events", Role.READER, "Changes as server-sent events")
+@routes.add("GET", "/events", Role.READER)
 def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
+    """Changes as server-sent events."""
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after
     environ = flask.request.environ

@@ -55,8 +55,9 @@ def _redirect_uri() -> str:
     return flask.url_for("gpu.page_signed_on", _external=True, **({"_scheme": scheme} if scheme else {}))
 
 
-@pages.add("GET", "/sign-on", None, "Log in at the provider")
+@pages.add("GET", "/sign-on", None)
 def sign_on(service: Service, caller: Identity | None, query: SignOnQuery) -> Any:
+    """Log in at the provider."""
     desk, provider = _desk(service)
     address, cookie = desk.begin(provider, _redirect_uri(), own_page(query.next))
     response = flask.redirect(address, 303)
@@ -64,8 +65,9 @@ def sign_on(service: Service, caller: Identity | None, query: SignOnQuery) -> An
     return response
 
 
-@pages.add("GET", "/signed-on", None, "Come back from the provider")
+@pages.add("GET", "/signed-on", None)
 def signed_on(service: Service, caller: Identity | None) -> Any:
+    """Come back from the provider."""
     desk, provider = _desk(service)
     answer = {name: flask.request.args[name] for name in flask.request.args}
     token, destination = desk.end(provider, _redirect_uri(), flask.request.cookies.get(COOKIE, ""), answer)
@@ -88,8 +90,9 @@ def _set_cookie(response: Any, text: str, max_age_s: int) -> None:
     )
 
 
-@routes.add("POST", "/api/login", None, "Begin a log-in on the command line", failures=(404,))
+@routes.add("POST", "/api/login", None, failures=(404,))
 def begin_login(service: Service, caller: Identity | None) -> DeviceAnswer:
+    """Begin a log-in on the command line."""
     _, provider = _desk(service)
     begun = provider.begin_device()
     complete, interval = begun.get("verification_uri_complete"), begun.get("interval")
@@ -104,10 +107,11 @@ def begin_login(service: Service, caller: Identity | None) -> DeviceAnswer:
     return answer
 
 
-@routes.add("POST", "/api/login/token", None, "Fetch the token of a log-in", failures=(403, 404))
+@routes.add("POST", "/api/login/token", None, failures=(403, 404))
 def end_login(
     service: Service, caller: Identity | None, body: DeviceBody, once: object = None
 ) -> LogInAnswer:
+    """Fetch the token of a log-in."""
     desk, provider = _desk(service)
     made = desk.end_device(provider, body.device_code)
     if made is None:
@@ -117,8 +121,9 @@ def end_login(
     return {"token": text, "expires_at": token.expires_at, "caller": who}
 
 
-@routes.add("DELETE", "/api/login", Role.READER, "End the log-in whose token is sent", failures=(400,))
+@routes.add("DELETE", "/api/login", Role.READER, failures=(400,))
 def log_out(service: Service, caller: Identity) -> Done:
+    """End the log-in whose token is sent."""
     authenticator = service.authenticator
     text = flask.request.headers.get("Authorization", "").partition(" ")[2].strip()
     if not isinstance(authenticator, TokenAuthenticator) or not authenticator.end_log_in(text):
