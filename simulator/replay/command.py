@@ -21,6 +21,7 @@ from simulator.replay.curves import curve_data
 from simulator.replay.job_runs import Record
 from simulator.replay.options import (
     TEAM_OPTIONS,
+    WorkloadOptions,
     default_order,
     default_policies,
     reject_unused_options,
@@ -52,19 +53,7 @@ ORDER_HELP = (
 )
 @common_options
 def command(
-    trace: str | None,
-    data: Path | None,
-    pods: str,
-    nodes: Path | None,
-    jobs: str | None,
-    history: str | None,
-    quotas: tuple[tuple[str, float], ...],
-    load: str,
-    workload: str,
-    solver: str,
-    split_large_jobs: bool,
-    teams: str,
-    checkpoint_s: float,
+    given: WorkloadOptions,
     policy: str | None,
     order: str | None,
     curve: Path | None,
@@ -73,19 +62,21 @@ def command(
     as_json: bool,
 ) -> None:
     """Replay a recorded workload through the resource manager's own allocator."""
+    trace, history = given.trace, given.history
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
-    reject_unused_options(trace, history, [order or default_order(history)])
+    reject_unused_options(given, [order or default_order(history)])
     with progress_bar("replaying") as progress:
         if trace == "muri":
-            summary = _muri(data, jobs, order or "srtf", progress)
+            summary = _muri(given.data, given.jobs, order or "srtf", progress)
         else:
-            source = source_of(trace, data, pods, nodes, jobs, history, load, workload, split_large_jobs)
+            source = source_of(given)
             policy = policy or default_policies(trace)[0]
             order = order or default_order(history)
             seed = seed_of(source, seed)
-            preemption = bool(teams) and load_teams(teams).preemption
-            case = Case(source, policy, order, seed, quotas, solver, teams, preemption, checkpoint_s)
+            rules = (given.quotas, given.solver, given.teams)
+            preemption = bool(given.teams) and load_teams(given.teams).preemption
+            case = Case(source, policy, order, seed, *rules, preemption, given.checkpoint_s)
             if trace in STUDIES or is_round_policy(policy):
                 summary = _in_rounds(case, progress, output_dir)
             elif trace == "openb":

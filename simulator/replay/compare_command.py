@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import STORE_SCHEMES, read_history
 from simulator.replay.options import (
+    WorkloadOptions,
     default_order,
     default_policies,
     reject_unused_options,
@@ -67,19 +69,7 @@ def parse_names_if_any(
 )
 @common_options
 def command(
-    trace: str | None,
-    data: Path | None,
-    pods: str,
-    nodes: Path | None,
-    jobs: str | None,
-    history: str | None,
-    quotas: tuple[tuple[str, float], ...],
-    load: str,
-    workload: str,
-    solver: str,
-    split_large_jobs: bool,
-    teams: str,
-    checkpoint_s: float,
+    given: WorkloadOptions,
     policies: list[str] | None,
     orders: list[str] | None,
     seeds: list[int] | None,
@@ -96,14 +86,15 @@ def command(
     """
     if dask is not None:
         reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
-    policies = policies or list(default_policies(trace))
-    orders = orders or [default_order(history)]
-    reject_unused_options(trace, history, orders)
-    with history_as_file(history, output_dir) as recorded:
-        source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload, split_large_jobs)
+    policies = policies or list(default_policies(given.trace))
+    orders = orders or [default_order(given.history)]
+    reject_unused_options(given, orders)
+    with history_as_file(given.history, output_dir) as recorded:
+        source = source_of(replace(given, history=recorded))
         seeds = seeds_of(seeds, seed_of(source, seed))
-        comparison.check(source, policies, orders, seeds, solver, teams)
-        cases = comparison.cases(source, policies, orders, seeds, quotas, solver, teams, checkpoint_s)
+        comparison.check(source, policies, orders, seeds, given.solver, given.teams)
+        rules = (given.quotas, given.solver, given.teams, given.checkpoint_s)
+        cases = comparison.cases(source, policies, orders, seeds, *rules)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
         with executor as pool, progress_bar("comparing") as progress:
             results = sweep.sweep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from resource_manager.core.cluster_settings import ClusterSettings
-from simulator.cli import BadInput, FiniteRange, reject_given
+from simulator.cli import BadInput, FiniteRange, options_as, reject_given
 from simulator.replay.comparison import Source
 from simulator.replay.openb import first_seed
 from simulator.replay.replay import CHECKPOINT_S
@@ -18,53 +19,65 @@ from simulator.rounds.linear_programs import SOLVERS
 from simulator.rounds.studies import STUDIES
 
 
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """What the options say of the workload, and of the teams that share the servers."""
+
+    trace: str | None
+    data: Path | None
+    pods: str
+    nodes: Path | None
+    jobs: str | None
+    history: str | None
+    quotas: tuple[tuple[str, float], ...]
+    load: str
+    workload: str
+    solver: str
+    split_large_jobs: bool
+    teams: str
+    checkpoint_s: float
+
+
 def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that name a workload."""
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in (
-            click.option(
-                "--split-large-jobs",
-                is_flag=True,
-                help="csv, json: split a job of more GPUs than any server has over the fewest servers.",
-            ),
-            click.option(
-                "--checkpoint-every",
-                "checkpoint_s",
-                type=FiniteRange(min=0, min_open=True),
-                default=CHECKPOINT_S,
-                show_default=True,
-                help="--teams, --history: seconds between checkpoints; a preemption loses what came after.",
-            ),
-            click.option(
-                "--teams",
-                type=click.Path(),
-                default="",
-                help="Teams file: guarantees, limits, preemption.",
-            ),
-            click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
-            click.option(
-                "--history", help="A file of gpu-manager history --export, or the URL of Redis or a database."
-            ),
-            click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
-            click.option("--nodes", type=click.Path(path_type=Path), help="csv, json: file of the servers."),
-            click.option("--pods", default="default", show_default=True, help="openb: the pod list."),
-            click.option("--data", type=click.Path(path_type=Path), help="Folder of a published trace."),
-            click.option("--trace", type=click.Choice(kinds), help="The kind of trace."),
-            click.option("--load", default="1.0", show_default=True, help="pollux: the load."),
-            click.option("--workload", default="1", show_default=True, help="pollux: the workload."),
-            click.option(
-                "--solver",
-                type=click.Choice(list(SOLVERS)),
-                default="highs",
-                show_default=True,
-                help="Solver of the round policies that need one; ecos gives the published figures.",
-            ),
-        ):
-            function = option(function)
-        return function
-
-    return add
+    """Return a decorator that adds the options that name a workload, which a command receives as `given`."""
+    return options_as(
+        "given",
+        WorkloadOptions,
+        click.option(
+            "--solver",
+            type=click.Choice(list(SOLVERS)),
+            default="highs",
+            show_default=True,
+            help="Solver of the round policies that need one; ecos gives the published figures.",
+        ),
+        click.option("--workload", default="1", show_default=True, help="pollux: the workload."),
+        click.option("--load", default="1.0", show_default=True, help="pollux: the load."),
+        click.option("--trace", type=click.Choice(kinds), help="The kind of trace."),
+        click.option("--data", type=click.Path(path_type=Path), help="Folder of a published trace."),
+        click.option("--pods", default="default", show_default=True, help="openb: the pod list."),
+        click.option("--nodes", type=click.Path(path_type=Path), help="csv, json: file of the servers."),
+        click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
+        click.option(
+            "--history", help="A file of gpu-manager history --export, or the URL of Redis or a database."
+        ),
+        click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
+        click.option(
+            "--teams", type=click.Path(), default="", help="Teams file: guarantees, limits, preemption."
+        ),
+        click.option(
+            "--checkpoint-every",
+            "checkpoint_s",
+            type=FiniteRange(min=0, min_open=True),
+            default=CHECKPOINT_S,
+            show_default=True,
+            help="--teams, --history: seconds between checkpoints; a preemption loses what came after.",
+        ),
+        click.option(
+            "--split-large-jobs",
+            is_flag=True,
+            help="csv, json: split a job of more GPUs than any server has over the fewest servers.",
+        ),
+    )
 
 
 def _quotas(
@@ -105,13 +118,14 @@ UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
 """Kind of trace (None: a history) -> the options without effect there."""
 
 
-def reject_unused_options(trace: str | None, history: str | None, orders: Sequence[str]) -> None:
+def reject_unused_options(given: WorkloadOptions, orders: Sequence[str]) -> None:
     """Raise `BadInput` for an option without effect on that workload or under those orders."""
+    trace, history = given.trace, given.history
     if (trace is None) == (history is None):
         raise BadInput("name one workload: --trace with its files, or --history")
     workload = "--history" if trace is None else f"--trace {trace}"
     reject_given(UNUSED_OPTIONS[trace], f"cannot be used with {workload}")
-    if history is None and not click.get_current_context().params["teams"]:
+    if history is None and not given.teams:
         reject_given(("checkpoint_s",), "applies only to --teams and --history: else nothing is preempted")
     if not any(order.startswith("fair_share") for order in orders):
         reject_given(("quotas",), "applies only to the order fair_share")
@@ -127,28 +141,20 @@ def default_policies(trace: str | None) -> tuple[str, ...]:
     return STUDIES.get(trace or "", ("first_fit", "best_fit", "fgd"))
 
 
-def source_of(
-    trace: str | None,
-    data: Path | None,
-    pods: str,
-    nodes: Path | None,
-    jobs: str | None,
-    history: str | None,
-    load: str,
-    workload: str,
-    split_large_jobs: bool,
-) -> Source:
+def source_of(given: WorkloadOptions) -> Source:
     """Return the workload that the options name; raise `BadInput` naming a missing option."""
-    if history is not None:
-        return Source("history", (history,))
+    trace, data, nodes, jobs = given.trace, given.data, given.nodes, given.jobs
+    if given.history is not None:
+        return Source("history", (given.history,))
     if trace == "openb":
         if data is None:
             raise BadInput("--trace openb needs --data, the folder with csv/ and fixtures/")
-        return Source("openb", (str(data), pods))
+        return Source("openb", (str(data), given.pods))
     if trace in STUDIES:
         if data is None:
             raise BadInput(f"--trace {trace} needs --data, the folder of the study")
-        return Source(trace, (str(data), load, workload) if trace == "pollux" else (str(data),))
+        more = (given.load, given.workload) if trace == "pollux" else ()
+        return Source(trace, (str(data), *more))
     if nodes is None or jobs is None:
         raise BadInput(f"--trace {trace} needs --nodes and --jobs, the files of servers and jobs")
     for path in (nodes, Path(jobs)):
@@ -157,7 +163,7 @@ def source_of(
                 f"--trace {trace} cannot read the file {path}: "
                 "names in .json or .jsonl are for --trace json, others for --trace csv"
             )
-    return Source("jobs", (str(nodes), jobs), split_large_jobs)
+    return Source("jobs", (str(nodes), jobs), given.split_large_jobs)
 
 
 def seed_of(source: Source, seed: int) -> int:
