@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -171,15 +170,10 @@ def ask(host: str, user: str | None, key: str | None) -> Report | ResourceManage
 
 def _write(path: Path, text: str) -> None:
     """Write the file in one step, so that no reader sees half of it."""
-    from resource_manager.storage.draft_file import create_draft
+    from resource_manager.storage.draft_file import replacing
 
     try:
-        handle, draft = create_draft(path)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(text)
     except OSError as error:
         raise Failure(f"--output {path}: {error.strerror}", BAD_INPUT) from error

@@ -17,7 +17,7 @@ from typing import Any
 
 from resource_manager.errors import SettingsError
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.incarnation import began_at
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,10 @@ class AuditTrail:
         return written
 
     def _keep(self, incarnation: str, version: int) -> None:
-        handle, draft = create_draft(self._cursor, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with replacing(self._cursor, 0o600) as stream:
             stream.write(json.dumps({"incarnation": incarnation, "version": version}))
             stream.flush()
             os.fsync(stream.fileno())
-        draft.replace(self._cursor)
         self._incarnation, self._version = incarnation, version
 
 

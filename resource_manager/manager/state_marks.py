@@ -10,7 +10,7 @@ from pathlib import Path
 
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import MemoryStore
-from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.mark import Mark, is_behind, mark_of
 
 logger = logging.getLogger(__name__)
@@ -100,9 +100,7 @@ def _read(file: Path) -> str | None:
 def _write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = create_draft(file, 0o600)
-        with open(handle, "w", encoding="utf-8") as stream:
+        with replacing(file, 0o600) as stream:
             stream.write(text)
-        draft.replace(file)
     except OSError as error:
         logger.warning("no mark of the state was kept in %s: %s", file, error)

@@ -86,12 +86,7 @@ class PrivateFile:
 
     def write(self, text: str) -> None:
         """Replace the file, completely or not at all."""
-        from resource_manager.storage.draft_file import create_draft  # with which all stores are loaded
+        from resource_manager.storage.draft_file import replacing  # with which all stores are loaded
 
-        handle, draft = create_draft(self.path, 0o600)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            draft.replace(self.path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(self.path, 0o600) as file:
+            file.write(text)

@@ -23,7 +23,7 @@ from resource_manager.errors import (
 )
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
-from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.incarnation import backup_id_of, new_id, new_incarnation
 
 NUMBERS_LEFT_FREE = 2**32
@@ -83,19 +83,15 @@ def write_backup(
         backup = Backup(
             cluster.snapshot(), store.now(), store.incarnation, new_id(), closing is not None, tuple(tokens)
         )
-        handle, draft = create_draft(path, 0o600)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with replacing(path, 0o600) as file:
                 json.dump(_to_dict(backup), file, ensure_ascii=False)
                 file.flush()
                 os.fsync(file.fileno())
-            if closing is not None:
-                store.close_state(cluster.version, closing)
-            draft.replace(path)
+                if closing is not None:
+                    store.close_state(cluster.version, closing)
         except StaleStateError:
             continue  # a commit came in between: the file lacks it
-        finally:
-            draft.unlink(missing_ok=True)
         return backup
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
-from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.draft_file import replacing
 
 PAGE = 1000
 
@@ -356,13 +355,8 @@ def to_lines(history: History) -> Iterator[str]:
 
 def write_file(history: History, path: Path) -> None:
     """Write the lines to a file, completely or not at all."""
-    handle, draft = create_draft(path)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in to_lines(history))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.writelines(f"{line}\n" for line in to_lines(history))
 
 
 def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
