@@ -38,13 +38,8 @@ class SqlTokens:
         self._database = database
 
     def read(self) -> dict[str, Token]:
-        def work(connection: Connection) -> list[str]:
-            found = self._database.execute(
-                connection, "SELECT body FROM {token} WHERE namespace = :namespace"
-            )
-            return [body for (body,) in found]
-
-        return tokens_of(self._database.run(work), f"{self._database.address} table of tokens")
+        found = self._database.rows("SELECT body FROM {token} WHERE namespace = :namespace")
+        return tokens_of([body for (body,) in found], f"{self._database.address} table of tokens")
 
     def put(self, token: Token) -> None:
         def work(connection: Connection) -> None:
@@ -60,36 +55,18 @@ class SqlTokens:
         self._database.write(work)
 
     def delete(self, token_id: str) -> bool:
-        def work(connection: Connection) -> bool:
-            done = self._database.execute(
-                connection,
-                "DELETE FROM {token} WHERE namespace = :namespace AND token_id = :token_id",
-                token_id=token_id,
-            )
-            return bool(done.rowcount)
-
-        return self._database.write(work)
+        statement = "DELETE FROM {token} WHERE namespace = :namespace AND token_id = :token_id"
+        return self._database.change(statement, token_id=token_id) > 0
 
     def last_uses(self) -> dict[str, float]:
-        def work(connection: Connection) -> dict[str, float]:
-            found = self._database.execute(
-                connection,
-                "SELECT token_id, used_at FROM {token} WHERE namespace = :namespace AND used_at IS NOT NULL",
-            )
-            return {str(token_id): float(used_at) for token_id, used_at in found}
-
-        return self._database.run(work)
+        found = self._database.rows(
+            "SELECT token_id, used_at FROM {token} WHERE namespace = :namespace AND used_at IS NOT NULL"
+        )
+        return {str(token_id): float(used_at) for token_id, used_at in found}
 
     def note_use(self, token_id: str, at: float) -> None:
-        def work(connection: Connection) -> None:
-            self._database.execute(
-                connection,
-                "UPDATE {token} SET used_at = :at WHERE namespace = :namespace AND token_id = :token_id",
-                token_id=token_id,
-                at=at,
-            )
-
-        self._database.write(work)
+        statement = "UPDATE {token} SET used_at = :at WHERE namespace = :namespace AND token_id = :token_id"
+        self._database.change(statement, token_id=token_id, at=at)
 
 
 class SqlSessions:

@@ -225,6 +225,15 @@ class Database:
         )
         return row
 
+    def rows(self, statement: str, **values: Any) -> list[Any]:
+        """Return all rows of an answer."""
+        found = self.run(lambda connection: self.execute(connection, statement, **values).fetchall())
+        return list(found)
+
+    def change(self, statement: str, **values: Any) -> int:
+        """Execute a statement that is a transaction of its own; return how many rows it changed."""
+        return self.run(lambda connection: int(self.execute(connection, statement, **values).rowcount))
+
     def create(self) -> None:
         """Create the tables and views that are missing; raises `StoreUnavailableError` without the right."""
         with self._creating:

@@ -41,13 +41,10 @@ class SqlKeys:
         """Return whether the caller had `MAX_KEYS` when they were counted, at most `COUNT_KEYS_S` ago."""
         counted_at, is_full = self._full.get(caller, (-math.inf, False))
         if time.monotonic() - counted_at > COUNT_KEYS_S:
-            row = self._database.run(
-                lambda connection: self._database.execute(
-                    connection,
-                    "SELECT count(*) FROM {once} WHERE namespace = :namespace AND caller = :caller "
-                    "AND expires_at > {now}",
-                    caller=caller,
-                ).fetchone()
+            [row] = self._database.rows(
+                "SELECT count(*) FROM {once} WHERE namespace = :namespace AND caller = :caller "
+                "AND expires_at > {now}",
+                caller=caller,
             )
             is_full = int(row[0]) >= MAX_KEYS
             self._full[caller] = time.monotonic(), is_full

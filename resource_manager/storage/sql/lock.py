@@ -240,13 +240,8 @@ class SqlLock(TimedLock):
         return freed
 
     def _change(self, statement: str, token: str, **values: object) -> bool:
-        def work(connection: Connection) -> bool:
-            done = self._database.execute(
-                connection, statement, token=token, life_s=self._life_s, heartbeat_s=HEARTBEAT_S, **values
-            )
-            return bool(done.rowcount == 1)
-
-        return self._database.run(work)
+        more = {"life_s": self._life_s, "heartbeat_s": HEARTBEAT_S, **values}
+        return self._database.change(statement, token=token, **more) == 1
 
 
 def make_room(database: Database, connection: Connection) -> None:

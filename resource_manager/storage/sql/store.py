@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change, Granted, Queued
@@ -36,7 +35,7 @@ from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once, digest
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
+from resource_manager.storage.sql.dialect import NO_LOCK, Commit
 from resource_manager.storage.sql.idempotency_keys import SqlKeys
 from resource_manager.storage.sql.jobs import SqlJobs
 from resource_manager.storage.sql.lock import SqlLock, heir_in
@@ -197,16 +196,11 @@ class SqlStore:
         self.incarnation = self._whole.replace(snapshot, once)
 
     def close_state(self, version: int, reason: str) -> None:
-        def work(connection: Connection) -> bool:
-            done = self.database.execute(
-                connection,
-                "UPDATE {state} SET closed = :reason WHERE namespace = :namespace AND version = :version",
-                reason=reason[:MAX_REASON],
-                version=version,
-            )
-            return bool(done.rowcount == 1)
-
-        if not self.database.run(work):
+        if not self.database.change(
+            "UPDATE {state} SET closed = :reason WHERE namespace = :namespace AND version = :version",
+            reason=reason[:MAX_REASON],
+            version=version,
+        ):
             row, _ = self._state()
             raise StaleStateError(version, None if row is None else row.version)
 
@@ -228,28 +222,23 @@ class SqlStore:
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         try:
-            rows = self._stored_changes(max(after, 0), limit)
+            rows = self.database.rows(CHANGES, after=max(after, 0), limit=limit)
             return [(version, change_from_json(body)) for version, body in rows]
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
-        def work(connection: Connection) -> bool:
-            done = self.database.execute(
-                connection,
-                "UPDATE {state} SET suspended_until = {now} + :window_s, clock_jump_s = :jump_s, "
-                "clock_jump_at = {now}, lock_token = '' WHERE namespace = :namespace "
-                "AND NOT (abs(clock_jump_s - :jump_s) <= :tolerance_s AND clock_jump_at >= :since)",
-                window_s=self._confirmation_window_s,
-                jump_s=jump.seconds,
-                tolerance_s=CLOCK_TOLERANCE_S,
-                since=jump.since,
-            )
-            return bool(done.rowcount == 1)
-
-        begun = self.database.run(work)
+        begun = self.database.change(
+            "UPDATE {state} SET suspended_until = {now} + :window_s, clock_jump_s = :jump_s, "
+            "clock_jump_at = {now}, lock_token = '' WHERE namespace = :namespace "
+            "AND NOT (abs(clock_jump_s - :jump_s) <= :tolerance_s AND clock_jump_at >= :since)",
+            window_s=self._confirmation_window_s,
+            jump_s=jump.seconds,
+            tolerance_s=CLOCK_TOLERANCE_S,
+            since=jump.since,
+        )
         self._state()
-        return self.suspension, begun
+        return self.suspension, begun == 1
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return SqlLock(self.database)
@@ -272,11 +261,7 @@ class SqlStore:
         Both are of one moment.
         """
         begin = self.clock.steady()
-        rows = self.database.run(
-            lambda connection: self.database.execute(
-                connection, STATE_AND_CHANGES, after=version, limit=limit
-            ).fetchall()
-        )
+        rows = self.database.rows(STATE_AND_CHANGES, after=version, limit=limit)
         row = StateRow(*rows[0][: len(StateRow._fields)]) if rows else None
         if row is None or row.version is None:
             if self.incarnation:
@@ -307,7 +292,7 @@ class SqlStore:
     def _stored_state(self, known_only: bool = False) -> ClusterState | None:
         """Return the whole state, but for unknown changes if told; None if it was replaced meanwhile."""
         cluster = self._snapshots.read()
-        while rows := self._stored_changes(cluster.version, MAX_CATCH_UP):
+        while rows := self.database.rows(CHANGES, after=cluster.version, limit=MAX_CATCH_UP):
             for version, body in rows:
                 if version != cluster.version + 1:
                     return None
@@ -316,17 +301,6 @@ class SqlStore:
                 else:
                     cluster.apply(change_from_json(body))
         return cluster
-
-    def _stored_changes(self, after: int, limit: int) -> Sequence[Any]:
-        """Return version and body of the changes after a version."""
-
-        def work(connection: Connection) -> Sequence[Any]:
-            rows: Sequence[Any] = self.database.execute(
-                connection, CHANGES, after=after, limit=limit
-            ).fetchall()
-            return rows
-
-        return self.database.run(work)
 
     # ---- refusals ----
 

@@ -21,11 +21,7 @@ class SqlWitnesses:
         )
 
     def all(self) -> dict[str, Sighting]:
-        rows = self._database.run(
-            lambda connection: self._database.execute(
-                connection,
-                "SELECT server, body FROM {report} WHERE namespace = :namespace AND kind = :kind",
-                kind=KIND,
-            ).fetchall()
+        rows = self._database.rows(
+            "SELECT server, body FROM {report} WHERE namespace = :namespace AND kind = :kind", kind=KIND
         )
         return {boot_id: Sighting.from_json(body) for boot_id, body in rows}
