@@ -204,6 +204,15 @@ class Poller:
         """Do nothing: there is nothing open."""
 
 
+POOL: dict[str, Any] = {
+    "isolation_level": "AUTOCOMMIT",
+    "pool_size": 4,
+    "max_overflow": 28,
+    "pool_reset_on_return": None,
+}
+"""Options of every engine."""
+
+
 class Dialect(Protocol):
     """One kind of database, with its own SQL and the module of its `driver`.
 
@@ -215,12 +224,12 @@ class Dialect(Protocol):
     title: str
     driver: Any
     now: str
-    server: str
+    server: str = "''"
     begin: str
-    schema: str | None
-    prefix: str
-    wake: str
-    lock_row: str
+    schema: str | None = None
+    prefix: str = ""
+    wake: str = ""
+    lock_row: str = " FOR UPDATE"
     json: Json
 
     def engine(self) -> Engine:
@@ -233,6 +242,7 @@ class Dialect(Protocol):
     @staticmethod
     def in_style(statement: str) -> str:
         """Return the statement with its parameters as the driver wants them."""
+        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("%", "%%"))
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float | None]:
         """Write all of the commit if nothing speaks against it, else nothing; return the time, too, if it
@@ -241,12 +251,15 @@ class Dialect(Protocol):
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
         """Put a waiter into the line for the lock, which need not survive a crash of the server."""
+        execute(self, connection, ENTER, values)
 
     def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Waiter:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
+        return Poller(pace)
 
     def quoted_column(self, name: str) -> str:
         """Return the name of a column as it stands in a statement."""
+        return f'"{name}"'
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
         """Return what speaks for the server and its settings (True), or against them."""
@@ -326,8 +339,3 @@ def execute(dialect: Dialect, connection: Connection, statement: str, values: Ma
     cursor = connection.cursor()
     cursor.execute(written(type(dialect), statement), values)
     return cursor
-
-
-def with_percent(statement: str) -> str:
-    """Return the statement with `%(name)s` in the place of `:name`."""
-    return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("%", "%%"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,20 +17,18 @@ from sqlalchemy.exc import ArgumentError
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
-    ENTER,
     JOB_COLUMNS,
     LEAVE_NEXT,
     LOCK_WAIT_S,
+    POOL,
     Commit,
     Connection,
+    Dialect,
     Fault,
     FaultKind,
-    Pace,
-    Poller,
     execute,
     job_values,
     update,
-    with_percent,
     written,
 )
 from resource_manager.storage.sql.views import MYSQL
@@ -83,19 +81,14 @@ _CODES: dict[int, tuple[FaultKind, str]] = {
 }
 
 
-class MySQL:
+class MySQL(Dialect):
     """MySQL 8.0 or MariaDB 10.6, or newer; the database in the URL holds nothing else."""
 
     title = "MySQL"
     driver: Any = pymysql
     now = "(UNIX_TIMESTAMP(NOW(6)) + 0e0)"
-    server = "''"
-    wake = ""
     begin = "START TRANSACTION"
     json = MYSQL
-    lock_row = " FOR UPDATE"
-    schema: str | None = None
-    prefix = ""
 
     def __init__(self, url: str) -> None:
         try:
@@ -113,11 +106,8 @@ class MySQL:
     def engine(self) -> Engine:
         return create_engine(
             self._url,
-            isolation_level="AUTOCOMMIT",
-            pool_size=4,
-            max_overflow=28,
+            **POOL,
             pool_timeout=TIMEOUT_S,
-            pool_reset_on_return=None,
             connect_args={
                 "connect_timeout": TIMEOUT_S,
                 "read_timeout": TIMEOUT_S,
@@ -129,10 +119,6 @@ class MySQL:
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
             },
         )
-
-    @staticmethod
-    def in_style(statement: str) -> str:
-        return with_percent(statement)
 
     @classmethod
     def quoted(cls, table: str) -> str:
@@ -149,12 +135,6 @@ class MySQL:
                 driver.rollback()
             raise
         return done, None
-
-    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
-        execute(self, connection, ENTER, values)
-
-    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Poller:
-        return Poller(pace)
 
     def quoted_column(self, name: str) -> str:
         return f"`{name}`"

@@ -22,16 +22,17 @@ from resource_manager.storage.sql.dialect import (
     JOB_COLUMNS,
     LOCK_WAIT_S,
     POLL_S,
+    POOL,
     UPSERT_JOB,
     Commit,
     Connection,
+    Dialect,
     Fault,
     FaultKind,
     Pace,
     Poller,
     execute,
     update,
-    with_percent,
 )
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import POSTGRESQL
@@ -108,7 +109,7 @@ class TimedConnection(DriverConnection[Any]):
             raise psycopg.OperationalError(f"no answer within {TIMEOUT_S:g} s") from None
 
 
-class PostgreSQL:
+class PostgreSQL(Dialect):
     """PostgreSQL 13 or newer; `url` is libpq's, so that it may name several hosts."""
 
     title = "PostgreSQL"
@@ -124,9 +125,7 @@ class PostgreSQL:
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     wake = "SELECT " + WAKE.format(token=":token")
     json = POSTGRESQL
-    lock_row = " FOR UPDATE"
     schema: str | None = SCHEMA
-    prefix = ""
 
     def __init__(self, url: str) -> None:
         try:
@@ -145,11 +144,8 @@ class PostgreSQL:
         return create_engine(
             "postgresql+psycopg://",
             creator=self.connect,
-            isolation_level="AUTOCOMMIT",
-            pool_size=4,
-            max_overflow=28,
+            **POOL,
             pool_timeout=TIMEOUT_S,
-            pool_reset_on_return=None,
         )
 
     def connect(self) -> TimedConnection:
@@ -163,10 +159,6 @@ class PostgreSQL:
                 f"set_config('lock_timeout', '{LOCK_WAIT_S}s', false) FROM pg_control_system()"
             )
         return connection
-
-    @staticmethod
-    def in_style(statement: str) -> str:
-        return with_percent(statement)
 
     @classmethod
     def quoted(cls, table: str) -> str:
@@ -192,9 +184,6 @@ class PostgreSQL:
 
     def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Listener:
         return Listener(token, pace, lend)
-
-    def quoted_column(self, name: str) -> str:
-        return f'"{name}"'
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
         row = execute(

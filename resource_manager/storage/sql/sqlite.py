@@ -7,7 +7,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from resource_manager.storage.sql.dialect import (
     IS_CURRENT,
     JOB_COLUMNS,
     LEAVE_NEXT,
+    POOL,
     UPSERT_JOB,
     Commit,
     Connection,
+    Dialect,
     Fault,
-    Pace,
-    Poller,
     execute,
     job_values,
     update,
@@ -88,18 +88,15 @@ class PatientConnection(sqlite3.Connection):
         return cursor.execute(*statement)
 
 
-class SQLite:
+class SQLite(Dialect):
     """SQLite with a write-ahead log, each commit forced to the disk."""
 
     title = "SQLite"
     driver: Any = sqlite3
     now = "now_s()"
-    server = "''"
-    wake = ""
     begin = "BEGIN IMMEDIATE"
     json = SQLITE
     lock_row = ""
-    schema: str | None = None
     prefix = f"{SCHEMA}_"
 
     def __init__(self, url: str) -> None:
@@ -119,11 +116,8 @@ class SQLite:
         refuse_network(self.path)
         engine = create_engine(
             self._url,
-            isolation_level="AUTOCOMMIT",
-            pool_size=4,
-            max_overflow=28,
+            **POOL,
             pool_timeout=BUSY_S,
-            pool_reset_on_return=None,
             connect_args={"timeout": 0, "check_same_thread": False, "factory": PatientConnection},
         )
         event.listen(engine, "connect", _prepare)
@@ -153,40 +147,31 @@ class SQLite:
         return done, time.time()
 
     def _write(self, connection: Connection, commit: Commit) -> None:
+        def write(statement: str, **values: Any) -> None:
+            execute(self, connection, statement, {"namespace": commit.namespace, **values})
+
         if commit.frees:
-            execute(self, connection, LEAVE_NEXT, {"namespace": commit.namespace})
+            write(LEAVE_NEXT)
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):
-            values = {
-                "namespace": commit.namespace,
-                "version": version,
-                "at": at,
-                "commit_id": commit.commit_id,
-                "body": body,
-            }
-            execute(
-                self,
-                connection,
+            write(
                 "INSERT INTO {change} (namespace, version, at, commit_id, body) "
                 "VALUES (:namespace, :version, :at, :commit_id, :body)",
-                values,
+                version=version,
+                at=at,
+                commit_id=commit.commit_id,
+                body=body,
             )
         for caller, name, answer in commit.once:
-            execute(
-                self,
-                connection,
+            write(
                 "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) "
                 f"VALUES (:namespace, :caller, :name, :answer, {{now}} + {KEEP_S})",
-                {"namespace": commit.namespace, "caller": caller, "name": name, "answer": answer},
+                caller=caller,
+                name=name,
+                answer=answer,
             )
-
         for number in range(len(commit.jobs)):
-            execute(
-                self,
-                connection,
-                f"INSERT INTO {{job}} AS old {JOB_COLUMNS} VALUES (:namespace, {job_values(number)}) "
-                f"{UPSERT_JOB}",
-                commit.values,
-            )
+            row = f"{JOB_COLUMNS} VALUES (:namespace, {job_values(number)})"
+            execute(self, connection, f"INSERT INTO {{job}} AS old {row} {UPSERT_JOB}", commit.values)
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
         driver: Any = connection.driver_connection
@@ -195,12 +180,6 @@ class SQLite:
             execute(self, connection, ENTER, values)
         finally:
             driver.execute("PRAGMA synchronous = FULL")
-
-    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Poller:
-        return Poller(pace)
-
-    def quoted_column(self, name: str) -> str:
-        return f'"{name}"'
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
         mode = execute(self, connection, "PRAGMA journal_mode", {}).fetchone()[0]
