@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -283,17 +283,6 @@ def _wrong_times(scenario: Scenario) -> Iterator[str]:
             f"delta_t_s = {delta_t_s:g} must be a multiple or a whole fraction of"
             f" the {GRID_S:g} s grid on which spikes are drawn"
         )
-
-
-def as_tables(value: Any) -> Any:
-    """Return a value as plain tables, for reports."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: as_tables(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: as_tables(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [as_tables(each) for each in value]
-    return value
 
 
 def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scenario:

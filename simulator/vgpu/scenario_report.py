@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from simulator.vgpu.page import LANGUAGES, Swept, render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
 from simulator.vgpu.results import SHORT_DIMENSIONS, SandboxDecision, ScenarioRun, TaskOutcome
-from simulator.vgpu.scenario import as_tables, have_same_load
+from simulator.vgpu.scenario import have_same_load
 from simulator.vgpu.tick import LIMITED_BY_MORE_THAN
 
 
@@ -55,7 +56,7 @@ def scenario_report(
     return {
         "scenario": scenario.name,
         "seeds": [run.seed for run in runs],
-        "settings": as_tables(scenario),
+        "settings": asdict(scenario),
         "cluster": [
             {
                 "node": node.name,
@@ -81,7 +82,7 @@ def describe_tasks(run: ScenarioRun) -> list[dict[str, Any]]:
     """Return the drawn values of each task; its profile is in the settings by name."""
     rows = []
     for task in run.tasks:
-        row = as_tables(task)
+        row = asdict(task)
         row["profile"] = task.profile.name
         row["ideal_duration_s"] = task.profile.ideal_duration_s
         rows.append(row)
@@ -91,7 +92,7 @@ def describe_tasks(run: ScenarioRun) -> list[dict[str, Any]]:
 def describe_outcome(outcome: TaskOutcome) -> dict[str, Any]:
     """Return the outcome of a task, with its ratios."""
     return {
-        **as_tables(outcome),
+        **asdict(outcome),
         "duration_s": outcome.duration_s,
         "interference_ratio": outcome.interference_ratio,
         "slowdown": outcome.slowdown,
