@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 import pytest
 
 from resource_manager.core.changes import Change, Drained
-from resource_manager.errors import StaleStateError
+from resource_manager.errors import KeysFullError, StaleStateError
 from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
 from resource_manager.rest.tokens import Token
@@ -17,8 +17,9 @@ from resource_manager.storage import Store, checks
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.idempotency_keys import SqlKeys
 from resource_manager.storage.sql.store import SqlStore
 from resource_manager.storage.witnesses import Sighting
 from tests.storage.test_contract import fresh
@@ -179,3 +180,29 @@ def test_who_waits_for_the_lock_of_one_is_not_in_line_for_that_of_the_other(
         free.release()
     held.release()
     assert not own.lock().acquire(0.0), "it was handed to the waiter"
+
+
+def test_a_caller_with_all_its_keys_gets_no_other_and_loses_none(stores: tuple[Store, Store]) -> None:
+    database, beside = (store.database for store in stores)  # type: ignore[attr-defined]
+    digits = " UNION ALL ".join(f"SELECT {digit} AS n" for digit in range(10))
+    places = {10**place: f"d{place}" for place in range(5)}
+    assert 10 ** len(places) == MAX_KEYS
+    database.change(
+        "INSERT INTO {once} (namespace, caller, name, answer, expires_at) SELECT :namespace, :caller, "
+        f"{' + '.join(f'{each} * {name}.n' for each, name in places.items())}, 'f 1', {{now}} + 600 FROM "
+        + ", ".join(f"({digits}) {name}" for name in places.values()),
+        caller=Once("eve", "", "").caller,
+    )
+    known, new = Once("eve", "0", "f"), Once("eve", "new", "f")
+    row = {"caller": known.caller, "name": "0"}
+    database.change(
+        "UPDATE {once} SET name = :key WHERE caller = :caller AND name = :name", key=known.key, **row
+    )
+    assert SqlKeys(database).recall(known) == "1"
+    with pytest.raises(KeysFullError):
+        SqlKeys(database).recall(new)
+    assert SqlKeys(database).recall(Once("bob", "new", "f")) is None
+    assert SqlKeys(beside).recall(new) is None
+    over = "UPDATE {once} SET expires_at = {now} - 1 WHERE caller = :caller AND name = :name"
+    assert database.change(over, caller=known.caller, name=known.key) == 1
+    assert SqlKeys(database).recall(known) is None, "one is over: neither known nor counted"
