@@ -1101,6 +1101,8 @@ def test_jobs_end_by_time_which_an_empty_text_changes(open_client: OpenStore) ->
     name, other = "a" * 32, "b" * 32
     store_jobs(store, cluster, "a", JobRow(name, "me", "job", 3600), JobRow(other, "me", "job", 3600))
     store_jobs(store, cluster, "b", JobRow(name, "", "", 0.05), JobRow("c" * 32, "", "", 0.05))
+    store_jobs(store, cluster, "c", JobRow("d" * 32, "", "", 3600))  # as at the end of a lease without one
+    assert texts(store, "d" * 32) == {}
     wait_for(lambda: texts(store, name) == {})
     assert texts(store, other) == {other: "job"}
 
