@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -40,16 +41,14 @@ class Clients:
 
     def take(self, store: SqlStore, timeout_s: float = 5.0) -> TimedLock:
         """Return a held lock, which is renewed no longer than the test takes."""
-        lock = store.lock()
-        assert isinstance(lock, TimedLock)
+        lock = lock_of(store)
         assert lock.acquire(timeout_s)
         self.stack.callback(release, lock)
         return lock
 
     def wait(self, store: SqlStore, name: str, timeout_s: float = 60.0) -> TimedLock:
         """Return a lock once it waits; its thread notes by `name` that it took it."""
-        lock = store.lock()
-        assert isinstance(lock, TimedLock)
+        lock = lock_of(store)
         before = self.waiting(store)
 
         def work() -> None:
@@ -85,6 +84,12 @@ class Clients:
         store.commit(cluster.version, [change], now=now, lock=lock)
 
 
+def lock_of(store: SqlStore) -> TimedLock:
+    lock = store.lock()
+    assert isinstance(lock, TimedLock)
+    return lock
+
+
 def release(lock: TimedLock) -> None:
     with suppress(LockError):
         lock.release()
@@ -113,8 +118,7 @@ def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = clients.open(), clients.open()
-    lock = first.lock()
-    assert isinstance(lock, TimedLock)
+    lock = lock_of(first)
     assert lock.acquire(5)
     following = clients.wait(second, "second")
     monkeypatch.setattr(following, "renew", lambda: None)  # which its process does within a second
@@ -161,6 +165,89 @@ def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
     clients.commit(first, lock)
     assert clients.taken == []
     clients.take(first, 2)  # well before what was handed on expires
+
+
+# ---- a lock that is lost, or whose holder or waiter is dead ----
+
+
+def change(store: SqlStore, statement: str, **values: Any) -> None:
+    assert store.database.change(f"{statement} WHERE namespace = :namespace", **values)
+
+
+def lock_expires_in(store: SqlStore, seconds: float) -> None:
+    change(store, "UPDATE {state} SET lock_expires_at = {now} + :seconds", seconds=seconds)
+
+
+def left_s(store: SqlStore, table: str, column: str) -> float:
+    row = store.database.row(f"SELECT {column} - {{now}} FROM {{{table}}} WHERE namespace = :namespace")
+    assert row is not None
+    return float(row[0])
+
+
+def stand_in_line(store: SqlStore, heartbeat_s: float) -> None:
+    database = store.database
+    values = {"namespace": database.namespace, "token": token_hex(12), "heartbeat_s": heartbeat_s}
+    database.run(lambda connection: database.dialect.enter(connection, values))
+
+
+def test_a_holder_that_lost_the_lock_does_not_affect_the_next_holder(clients: Clients) -> None:
+    here, there = clients.open(), clients.open(Line())
+    late, following = lock_of(here), lock_of(there)
+    assert late.acquire(0)
+    assert not following.acquire(0)
+    lock_expires_in(here, -1)
+    assert following.acquire(0)
+    lock_expires_in(here, 1)
+    for act in late.renew, late.release:
+        with pytest.raises(LockError, match="lost"):
+            act()
+    assert left_s(there, "state", "lock_expires_at") <= 1, "it was not the lost lock's to renew"
+    assert not clients.open(Line()).lock().acquire(0)
+    following.renew()
+    assert left_s(there, "state", "lock_expires_at") > 5
+    following.release()
+    clients.take(here, 0)
+
+
+def test_waiters_are_not_overtaken_when_a_holder_dies(clients: Clients) -> None:
+    holder = clients.open(Line())
+    clients.take(holder)
+    first = clients.wait(clients.open(Line()), "first")
+    clients.wait(clients.open(Line()), "second")
+    lock_expires_in(holder, 0.3)
+    wait_for(lambda: clients.taken == ["first"])
+    assert left_s(holder, "state", "lock_expires_at") > 3
+    assert not clients.open(Line()).lock().acquire(0)
+    first.release()
+    wait_for(lambda: clients.taken == ["first", "second"])
+
+
+def test_a_free_lock_is_for_who_waits_unless_they_are_dead(clients: Clients) -> None:
+    store, other = clients.open(Line()), clients.open(Line())
+    stand_in_line(other, -1)
+    clients.take(store, 0).release()
+    stand_in_line(other, 60)
+    assert not store.lock().acquire(0)
+    assert not store.lock().acquire(0.05)
+    assert clients.waiting(store) == 2, "who gives up leaves, and nobody else"
+
+
+def test_whom_a_clock_that_was_set_back_keeps_alive_ends_in_time(clients: Clients) -> None:
+    """A holder and a waiter that died before it, in the eyes of one who waits behind them."""
+    store, other = clients.open(Line()), clients.open(Line())
+    dead = lock_of(store)
+    assert dead.acquire(0)
+    dead.let_expire()
+    stand_in_line(store, 3600)
+    lock_expires_in(store, 3600)
+    clients.wait(other, "other")
+    wait_for(lambda: left_s(store, "state", "lock_expires_at") <= 10)
+    row = store.database.row("SELECT max(expires_at) - {now} FROM {lock} WHERE namespace = :namespace")
+    assert row is not None
+    assert row[0] <= 5
+    for table, column in {"state": "lock_expires_at", "lock": "expires_at"}.items():
+        change(store, f"UPDATE {{{table}}} SET {column} = {{now}}")
+    wait_for(lambda: clients.taken == ["other"])
 
 
 class SleptTime(Clock):
