@@ -18,7 +18,7 @@ import pymysql
 import pytest
 from sqlalchemy.engine.default import DefaultDialect
 
-from resource_manager.core.changes import Queued, Renewed
+from resource_manager.core.changes import InventoryChanged, Queued, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Request
@@ -540,6 +540,10 @@ def test_the_history_is_bounded_and_snapshots_take_its_place(url: str, stack: Ex
     cluster = started(store)
     for step in range(60):
         add(store, cluster, f"t{step}") if step % 2 == 0 else end(store, cluster, f"t{step - 1}")
+        if step == 20:
+            more = InventoryChanged(default_inventory(9), store.now())
+            store.commit(cluster.version, [more], now=more.at)
+            cluster.apply(more)
     assert 20 <= len(store.history(0, 1000)) <= 40
     assert fresh(stack.enter_context(closing(open_store(url)))) == cluster.snapshot()
 

@@ -182,6 +182,17 @@ def test_who_waits_for_the_lock_of_one_is_not_in_line_for_that_of_the_other(
     assert not own.lock().acquire(0.0), "it was handed to the waiter"
 
 
+def test_the_history_of_one_ends_without_that_of_the_other(stores: tuple[Store, Store]) -> None:
+    own, other = stores
+    assert isinstance(own, SqlStore)
+    whole = other.history()
+    short = SqlStore(own.database, snapshot_every=2, history_length=2)
+    for _ in range(9):
+        add(short, 1, once=[])
+    assert len(own.history()) < 9
+    assert other.history() == whole
+
+
 def test_a_caller_with_all_its_keys_gets_no_other_and_loses_none(stores: tuple[Store, Store]) -> None:
     database, beside = (store.database for store in stores)  # type: ignore[attr-defined]
     digits = " UNION ALL ".join(f"SELECT {digit} AS n" for digit in range(10))
