@@ -292,8 +292,12 @@ class JobBoard:
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
+        orders = self._manager.stored_jobs.orders(list(runs))  # what a gang's are before they are buried
         stopped = [
-            run for run in ended if run["ended"] and (run["state"] == "finished" or run["want"] == "stop")
+            run
+            for run in ended
+            if (run["ended"] and (run["state"] == "finished" or run["want"] == "stop"))
+            or _is_end(orders.get(run["key"]))
         ]
         if any(_is_awaited(lease, run["ended_at"], report.at) for run in stopped):
             return  # who stopped it is about to release its lease
@@ -342,6 +346,11 @@ def _is_awaited(lease: Allocation, ended_at: float | None, now: float) -> bool:
 
 def _has_failed(run: Mapping[str, Any]) -> bool:
     return bool(run["state"] == "finished" and run["exit_code"] != 0 and not run["ended"])
+
+
+def _is_end(order: Mapping[str, Any] | CorruptStateError | None) -> bool:
+    """Return whether this is somebody's order to end a job, who then releases its lease."""
+    return isinstance(order, Mapping) and order["want"] in ("terminate", "stop")
 
 
 def _has_not_begun(run: Mapping[str, Any] | None) -> bool:

@@ -154,6 +154,32 @@ def test_a_job_that_no_agent_took_before_the_end_of_its_preemption_waits_again()
     assert outcomes(fleet) == ["PREEMPTED"]
 
 
+@pytest.mark.parametrize("is_alive", [True, False], ids=["released", "died"])
+def test_a_gang_whose_members_somebody_terminates_is_cancelled_and_did_not_fail(is_alive: bool) -> None:
+    """Its members are terminated before any is removed, and one is seen to end before its agent says why."""
+    fleet = Fleet()
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
+    keys = {"gpu-a": job_key("t", token, 0, 2), "gpu-b": job_key("t", token, 1, 2)}
+    for name, key in keys.items():
+        fleet.report(run(key), name=name)
+    for name, key in keys.items():
+        fleet.manager.order_job(name, key, {"want": "terminate", "grace_s": 10.0})
+    for name, key in keys.items():
+        fleet.report(run(key, "finished", exit_code=143, ended_at=fleet.clock.now), name=name)
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"], "who stops it releases it"
+    if is_alive:
+        fleet.manager.release("t", fencing_token=token, outcome="CANCELLED", job_end="ended")
+    else:
+        fleet.clock.now += 31
+        for name, key in keys.items():
+            over = run(key, "finished", want="terminate", exit_code=143, ended_at=fleet.clock.now - 31)
+            fleet.report(over, name=name)
+    assert fleet.manager.leases() == []
+    assert outcomes(fleet) == ["CANCELLED"]
+
+
 def test_a_gang_that_was_half_stopped_by_somebody_who_died_ends() -> None:
     """They had a member that had not begun ended, and no time to say that it is stopped."""
     fleet = Fleet()
