@@ -383,7 +383,9 @@ def command(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay only this seed, and keep its records")
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument(
+        "--workers", type=int, default=8, help="processes that compete in a run; one has no rival"
+    )
     parser.add_argument(
         "--seconds", type=float, help="how long faults go on in each run (5, with --tasks 30)"
     )

@@ -231,8 +231,11 @@ class Schedule:
         self.after(TTL_S + 1.5, self.reset)
 
     def reset(self) -> None:
-        with self.setup.manager() as manager:
-            manager.reset_resources()
+        try:
+            with self.setup.manager() as manager:
+                manager.reset_resources()
+        except StoreUnavailableError:  # it is stopped, and goes on after this
+            self.after(0.1, self.reset)
 
     def do_jump_clock(self) -> None:
         """The clock of the host of Redis is set, forward or back."""
