@@ -40,8 +40,8 @@ TRY_LABEL = "try_number"
 """Label of a lease with the number of the try that requested it."""
 
 
-RELEASE_S = 120.0
-"""Time for which a worker goes on to release a lease while the manager does not answer."""
+PATIENCE_S = 120.0
+"""Time for which a worker asks again at the begin and the end of its work if the manager does not answer."""
 
 
 class RunsInWorker(HoldsLease):
@@ -207,7 +207,7 @@ def released(manager: LeaseService, allocation: Allocation, **how: Any) -> Relea
         tries += 1
         return manager.release(allocation["task_id"], fencing_token=allocation["fencing_token"], **how)
 
-    result = patiently(release, RELEASE_S)
+    result = patiently(release, PATIENCE_S)
     return ReleaseResult.RELEASED if tries > 1 and result is ReleaseResult.NOT_HELD else result
 
 
@@ -297,7 +297,13 @@ def kept_alive(
     over = threading.Event()
     renewed_at = clock()
     problem = "no answer"
-    manager.renew(lease_id, fencing_token=token)
+
+    def renew() -> None:
+        nonlocal renewed_at
+        renewed_at = clock()
+        manager.renew(lease_id, fencing_token=token)
+
+    patiently(renew, PATIENCE_S)  # nothing runs yet that would have to end in time
 
     def keep() -> None:
         nonlocal renewed_at, problem

@@ -288,6 +288,24 @@ def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
     assert manager.leases() == []
 
 
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+def test_an_outage_between_the_grant_and_the_work_uses_up_no_try(manager, connect, pause, error):
+    """The first renewal, which says that the lease is still there, is asked for again before the work."""
+    RAN.clear()
+    pause({"manager.patience.ASK_AGAIN_S": 0.0})
+    lost = iter([error, error])
+
+    def renew(*names, **how):
+        for each in lost:
+            raise each
+        return manager.renew(*names, **how)
+
+    connect(Mock(wraps=manager, renew=renew))
+    assert OPERATORS["@task.gpu"]().execute(context_of()) == 42
+    assert RAN == [1]
+    assert manager.leases() == []
+
+
 @pytest.mark.parametrize("is_carried_out", [False, True])
 def test_a_worker_releases_the_gpus_of_its_work_though_the_first_answer_is_lost(
     manager, connect, pause, is_carried_out, capsys

@@ -178,9 +178,10 @@ def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
     ("command", "answers", "error"), [("true", False, StoreUnavailableError), (7, True, AttributeError)]
 )
 def test_a_job_that_is_placed_and_not_started_leaves_no_lease(
-    train, context, manager, connect, command, answers, error
+    train, context, manager, connect, pause, command, answers, error
 ):
     """Its lease is quarantined rather than expired: nobody would free its GPUs."""
+    pause({"airflow.leased_operators.kinds.PATIENCE_S": 0.0, "manager.patience.ASK_AGAIN_S": 0.0})
 
     def placed(*arguments, **options):
         lease = manager.place_job(*arguments, **options)
@@ -193,6 +194,22 @@ def test_a_job_that_is_placed_and_not_started_leaves_no_lease(
         train(command).execute(context())
     assert not manager.leases()
     assert manager.history(0)[-1]["reason"] == error.__name__
+
+
+def test_a_place_whose_answer_is_lost_is_stored_again(train, context, manager, connect, pause):
+    pause({"manager.patience.ASK_AGAIN_S": 0.0})
+    lost = iter([StoreUnavailableError("no answer")])
+
+    def placed(*arguments, **options):
+        lease = manager.place_job(*arguments, **options)
+        for error in lost:
+            raise error
+        return lease
+
+    connect(Mock(wraps=manager, place_job=placed))
+    train("true").execute(context())
+    assert not manager.leases()
+    assert manager.history(0)[-1]["outcome"] == "SUCCESS"
 
 
 def test_a_store_that_fails_too_does_not_hide_why_a_job_was_not_started(

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resource_manager.airflow.in_worker import devices_of, reason_of, released
+from resource_manager.airflow.in_worker import PATIENCE_S, devices_of, reason_of, released
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
@@ -20,6 +20,7 @@ from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.patience import patiently
 from resource_manager.manager.recorded_changes import ended_by_others
 from resource_manager.manager.results import Allocation, ReleaseResult
 
@@ -110,8 +111,9 @@ class KindElsewhere(Kind):
         job = job_of(allocation, running.key, (), image=image, labels=_labels(allocation))
         with closing(running.open()) as launcher:
             place = launcher.prepare(job)
-            allocation = manager.place_job(
-                allocation["task_id"], [place], fencing_token=allocation["fencing_token"]
+            lease_id, token = allocation["task_id"], allocation["fencing_token"]
+            allocation = patiently(
+                lambda: manager.place_job(lease_id, [place], fencing_token=token), PATIENCE_S
             )
             self.start(operator, launcher, job, running.place.address)
         return allocation
