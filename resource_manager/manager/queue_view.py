@@ -75,8 +75,9 @@ class QueueView:
 
     def entries(self) -> list[QueueEntry]:
         """Return the queue; who asks while it is computed shares the answer."""
+        asked_at = time.monotonic()
         with self._mutex, self._replica:
-            cluster, now = self._replica.refresh(), self._store.now()
+            cluster, now = self._replica.as_of(asked_at), self._store.now()
             if not self._age.is_fresh(cluster.version, now):
                 with self._age.measured(cluster.version, now):
                     self._entries = self._compute(cluster, now)
@@ -84,8 +85,9 @@ class QueueView:
 
     def read(self, reader: Reader[T]) -> T:
         """Return the answer of a reader that costs much, on the newest state."""
+        asked_at = time.monotonic()
         with self._mutex, self._replica:
-            return reader(self._replica.refresh(), self._store.now())
+            return reader(self._replica.as_of(asked_at), self._store.now())
 
 
 def for_a_while(limit_s: float) -> Callable[[], bool]:

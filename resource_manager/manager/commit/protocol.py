@@ -195,8 +195,9 @@ class Transactions:
         """Return the answer of `reader` on the state as of now, or of at most `max_age_s` ago."""
         if self.read_elsewhere is not None and not max_age_s:
             return cast(T, self.read_elsewhere(reader))
+        asked_at = time.monotonic()
         with self._groups.mutex, self._replica:
-            return reader(self._replica.as_of(max_age_s), self.store.now())
+            return reader(self._replica.as_of(asked_at, max_age_s), self.store.now())
 
     def explain(self, reader: Reader[T]) -> T:
         """Return the answer of a reader that takes long, on a state no older than this process's last change.
@@ -205,8 +206,9 @@ class Transactions:
         """
         if self.read_elsewhere is not None:
             return cast(T, self.read_elsewhere(reader))
+        asked_at = time.monotonic()
         with self._groups.mutex, self._replica:
-            return reader(self._replica.as_of(math.inf), self.store.now())
+            return reader(self._replica.as_of(asked_at, math.inf), self.store.now())
 
     def known(self) -> ClusterState | None:
         """Return the replica as it is, None before the first read; see `peek_replica`."""

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.errors import StaleStateError
+from resource_manager.errors import StaleStateError, StoreUnavailableError
 from resource_manager.storage import Store
 
 
@@ -22,10 +22,18 @@ class Replica:
         self.is_stored = True
         self.refreshed_at = float("-inf")
         self._store = store
+        self._outage: tuple[float, StoreUnavailableError] | None = None
+        """When the last read began, if it failed, and why."""
 
     def refresh(self) -> ClusterState:
         """Return the newest state."""
-        cluster = self._store.refresh(self.cluster if self.is_stored else None)
+        began = time.monotonic()
+        try:
+            cluster = self._store.refresh(self.cluster if self.is_stored else None)
+        except StoreUnavailableError as error:
+            self._outage = began, error
+            raise
+        self._outage = None
         self.is_stored = cluster is not None
         self.cluster = ClusterState() if cluster is None else cluster
         self.refreshed_at = time.monotonic()
@@ -40,9 +48,15 @@ class Replica:
             self._store.initialise(ClusterState().snapshot())
             raise StaleStateError(0, None, "the store was empty; retry")
 
-    def as_of(self, max_age_s: float) -> ClusterState:
-        """Return the state as of now, or of at most `max_age_s` ago."""
+    def as_of(self, asked_at: float, max_age_s: float = 0.0) -> ClusterState:
+        """Return the state as of now, or of at most `max_age_s` ago, for a reader that asked at that time.
+
+        All who asked before a read began that failed get its error: they would wait for theirs in turn.
+        """
         if self.cluster is None or time.monotonic() - self.refreshed_at >= max_age_s:
+            if self._outage is not None and asked_at <= self._outage[0]:
+                error = self._outage[1]
+                raise type(error)(*error.args) from error
             return self.refresh()
         return self.cluster
 

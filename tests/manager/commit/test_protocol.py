@@ -23,15 +23,19 @@ from resource_manager.errors import (
     LockTimeoutError,
     StaleStateError,
     StateUnconfirmedError,
+    StoreUnavailableError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, group_commits
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group_commits import TRIES_WITHOUT_LOCK
 from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.commit.replica import Replica
+from resource_manager.manager.queue_view import QueueView
 from resource_manager.manager.refusal_wording import lock_busy
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
+from tests.eventually import wait_for
 
 GPUS = 8
 
@@ -748,3 +752,51 @@ class Meanwhile:
         while waits and len(arrived) == before and thread.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.001)
+
+
+class HangingStore(MemoryStore):
+    """A store that answers no read, each until it may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.may_fail = threading.Semaphore(0)
+
+    def refresh(self, known: ClusterState | None) -> ClusterState | None:
+        self.reads += 1
+        assert self.may_fail.acquire(timeout=60)
+        raise StoreUnavailableError("it did not answer within 5 s")
+
+
+@pytest.mark.parametrize("is_queue", [False, True])
+def test_who_asks_while_the_store_hangs_waits_for_it_twice_at_most(is_queue: bool) -> None:
+    """Not for all those in turn who asked before."""
+    store, errors = HangingStore(), []
+    transactions, view = Transactions(store, 60.0), QueueView(store, lambda cluster, now: [])
+
+    def ask() -> None:
+        try:
+            view.entries() if is_queue else transactions.read(lambda cluster, now: None)
+        except StoreUnavailableError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: store.reads == 1)
+    time.sleep(0.05)  # the others ask meanwhile
+    store.may_fail.release(20)
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 20
+    assert store.reads < 10, "two, if all have asked by then"
+
+
+def test_an_outage_that_began_before_somebody_asked_is_not_theirs() -> None:
+    store = HangingStore()
+    replica = Replica(store)
+    store.may_fail.release(2)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            replica.as_of(time.monotonic())
+    assert store.reads == 2
