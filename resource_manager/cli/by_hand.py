@@ -186,8 +186,10 @@ def stop(
     done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
-    elif done.action is not ActionKind.KEPT:
+    elif done.action not in (ActionKind.KEPT, ActionKind.PARTLY_RELEASED):
         click.echo(one_line(f"{done.name}: {done.action}, {done.detail}"))
+    if done.action is ActionKind.PARTLY_RELEASED:
+        raise Failure(f"{done.name} is {done.action}: {done.detail}", REFUSED)
     if done.action is ActionKind.KEPT:
         raise Failure(f"{done.name} keeps its lease: {done.detail}", REFUSED)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.use_results import IdleWarning
 from resource_manager.storage.backup import read_backup, restore, write_backup
-from tests.builders import present
+from tests.builders import present, redefine
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
 from tests.eventually import wait_for
@@ -165,6 +166,25 @@ def test_stop_of_a_job_that_cannot_be_seen_from_here_keeps_its_lease(
         "Error: t vnpm keeps its lease: its job may still run: the job runs in a terminal of far"
     )
     assert [each["task_id"] for each in manager.leases()] == ["t"]
+
+
+def test_stop_of_a_gang_of_which_a_member_cannot_be_seen_says_so_and_fails(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
+    lease = manager.submit("t", 2, nodes=2)
+    places = [
+        JobPlace("local"),
+        JobPlace("local", machine="far/1", folder="/home/u/jobs", mark="1", user="u"),
+    ]
+    manager.place_job("t", places, fencing_token=lease["fencing_token"])  # type: ignore[typeddict-item]
+    done = piped(environment, "stop", "t")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "Error: t vnpm is partly released: its job may still run: rank 1 on gpu-server-1: "
+    )
+    [rest] = manager.leases()
+    assert (rest["state"], [member["rank"] for member in rest["members"]]) == ("ERROR", [1])
 
 
 def test_a_command_that_cannot_be_prepared_gives_its_lease_back_and_says_why(

@@ -262,4 +262,6 @@ def stop_job(
     done = reconcile.end(service.manager, entry)
     if done.action is ActionKind.KEPT:
         raise ProblemError(409, f"{answer_words.name_in_words(entry)} keeps its lease: {done.detail}")
+    if done.action is ActionKind.PARTLY_RELEASED:
+        raise ProblemError(409, f"{answer_words.name_in_words(entry)} is {done.action}: {done.detail}")
     return f"{answer_words.name_in_words(entry)} is released: {done.detail}.{ended}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from flask.testing import FlaskClient
@@ -16,10 +17,11 @@ from resource_manager.core.names import short_id
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
-from tests.builders import queue_entry
+from tests.builders import queue_entry, redefine
 from tests.manager.test_slurm_jobs import slurm_job
 
 AsRole = Callable[..., FlaskClient]
@@ -61,6 +63,19 @@ def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsR
     install = "Use of its GPUs: unknown until an agent reports: <code>gpu-manager agent install gpu-server-"
     assert re.search(re.escape(install) + r"\d --service URL</code>", text), "the command as it can be typed"
     assert "Stop job" not in text
+
+
+def test_a_gang_of_which_a_member_cannot_be_stopped_is_not_said_to_be_released(
+    manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
+    token = manager.submit("gang", 2, nodes=2, owner="ursula")["fencing_token"]
+    places = [JobPlace("local"), JobPlace("local", machine="far/1", folder="/jobs", mark="1", user="u")]
+    manager.place_job("gang", places, fencing_token=token)
+    ursula = as_role(Role.USER, "ursula")
+    status, text = form(ursula, page(ursula, "gang"), "/act/stop", task_id="gang", fencing_token=token)
+    assert status == 409
+    assert "is partly released: its job may still run: rank 1 on " in text
 
 
 def test_a_lease_says_which_walls_its_job_has(
