@@ -19,6 +19,7 @@ from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.scheduling.accounting.lives import Life, Lives
 from resource_manager.storage import Store
 from resource_manager.storage.history_file import before_changes
+from resource_manager.storage.outage import SharedOutage
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class StateFollower:
         self._interval_s = interval_s
         self._outage_s = outage_s
         self._lock = threading.RLock()
+        self._outage = SharedOutage()
         self._changed = threading.Condition()
         self._replica: ClusterState | None = None
         self._read_at = float("-inf")
@@ -77,8 +79,10 @@ class StateFollower:
 
     def read(self, reader: Callable[[ClusterState, float], T]) -> T:
         """Return the reader's result for the newest state, which it must not change, and the store's time."""
+        asked_at = time.monotonic()
         with self._lock:
-            cluster = self._refresh()
+            with self._outage.reading(asked_at):
+                cluster = self._refresh()
             return reader(cluster, self._store.now())
 
     def usage_history(self, hours: float) -> Trend:

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.errors import StaleStateError, StoreUnavailableError
+from resource_manager.errors import StaleStateError
 from resource_manager.storage import Store
+from resource_manager.storage.outage import SharedOutage
 
 
 class Replica:
@@ -22,18 +23,11 @@ class Replica:
         self.is_stored = True
         self.refreshed_at = float("-inf")
         self._store = store
-        self._outage: tuple[float, StoreUnavailableError] | None = None
-        """When the last read began, if it failed, and why."""
+        self._outage = SharedOutage()
 
     def refresh(self) -> ClusterState:
         """Return the newest state."""
-        began = time.monotonic()
-        try:
-            cluster = self._store.refresh(self.cluster if self.is_stored else None)
-        except StoreUnavailableError as error:
-            self._outage = began, error
-            raise
-        self._outage = None
+        cluster = self._store.refresh(self.cluster if self.is_stored else None)
         self.is_stored = cluster is not None
         self.cluster = ClusterState() if cluster is None else cluster
         self.refreshed_at = time.monotonic()
@@ -49,15 +43,10 @@ class Replica:
             raise StaleStateError(0, None, "the store was empty; retry")
 
     def as_of(self, asked_at: float, max_age_s: float = 0.0) -> ClusterState:
-        """Return the state as of now, or of at most `max_age_s` ago, for a reader that asked at that time.
-
-        All who asked before a read began that failed get its error: they would wait for theirs in turn.
-        """
+        """Return the state as of now, or of at most `max_age_s` ago, for a reader that asked at that time."""
         if self.cluster is None or time.monotonic() - self.refreshed_at >= max_age_s:
-            if self._outage is not None and asked_at <= self._outage[0]:
-                error = self._outage[1]
-                raise type(error)(*error.args) from error
-            return self.refresh()
+            with self._outage.reading(asked_at):
+                return self.refresh()
         return self.cluster
 
     def catch_up(self, error: StaleStateError) -> None:

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import QueueView
 from resource_manager.manager.refusal_wording import lock_busy
+from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
 from tests.eventually import wait_for
@@ -768,15 +770,19 @@ class HangingStore(MemoryStore):
         raise StoreUnavailableError("it did not answer within 5 s")
 
 
-@pytest.mark.parametrize("is_queue", [False, True])
-def test_who_asks_while_the_store_hangs_waits_for_it_twice_at_most(is_queue: bool) -> None:
+@pytest.mark.parametrize("way", ["decisions", "queue", "service"])
+def test_who_asks_while_the_store_hangs_waits_for_it_twice_at_most(way: str) -> None:
     """Not for all those in turn who asked before."""
     store, errors = HangingStore(), []
-    transactions, view = Transactions(store, 60.0), QueueView(store, lambda cluster, now: [])
+    asks: dict[str, Callable[[], object]] = {
+        "decisions": partial(Transactions(store, 60.0).read, lambda cluster, now: None),
+        "queue": QueueView(store, lambda cluster, now: []).entries,
+        "service": partial(StateFollower(store).read, lambda cluster, now: None),
+    }
 
     def ask() -> None:
         try:
-            view.entries() if is_queue else transactions.read(lambda cluster, now: None)
+            asks[way]()
         except StoreUnavailableError as error:
             errors.append(error)
 

@@ -69,7 +69,9 @@ def test_a_gang_of_which_a_member_cannot_be_stopped_is_not_said_to_be_released(
     manager: GPUResourceManager, as_role: AsRole
 ) -> None:
     redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
-    token = manager.submit("gang", 2, nodes=2, owner="ursula")["fencing_token"]
+    found = manager.submit("gang", 2, nodes=2, owner="ursula")
+    assert found["state"] == "RUNNING"
+    token = found["fencing_token"]
     places = [JobPlace("local"), JobPlace("local", machine="far/1", folder="/jobs", mark="1", user="u")]
     manager.place_job("gang", places, fencing_token=token)
     ursula = as_role(Role.USER, "ursula")
