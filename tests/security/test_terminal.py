@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -143,7 +142,7 @@ def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal() ->
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8") as agent:
         assert agent.stderr is not None
         line = agent.stderr.readline()
-        agent.send_signal(signal.SIGINT)
+        agent.terminate()
         assert agent.stderr.read() == ""
     service.shutdown()
     service.server_close()
