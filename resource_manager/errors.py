@@ -43,7 +43,7 @@ class OutageError(ResourceManagerError):
 
 
 def is_outage(error: BaseException | None, kind: type[OutageError] = OutageError) -> bool:
-    """Return True if the store or the service does not answer, or if that is what caused the error."""
+    """Return True if the error is an outage of that kind, by default of any, or was caused by one."""
     return error is not None and (isinstance(error, kind) or is_outage(error.__cause__, kind))
 
 

@@ -298,29 +298,29 @@ def kept_alive(
     renewed_at = clock()
     problem = "no answer"
 
-    def renew() -> None:
+    def renew() -> Allocation:
         nonlocal renewed_at
-        renewed_at = clock()
-        manager.renew(lease_id, fencing_token=token)
+        asked_at = clock()
+        lease = manager.renew(lease_id, fencing_token=token)
+        renewed_at = asked_at
+        return lease
 
     patiently(renew, PATIENCE_S)  # nothing runs yet that would have to end in time
 
     def keep() -> None:
-        nonlocal renewed_at, problem
+        nonlocal problem
         taken_until, pause_s = math.inf, ttl_s / 4
         while not over.wait(min(pause_s, max(taken_until - clock(), 0.0))):
-            asked_at = clock()
-            if asked_at >= taken_until:
+            if clock() >= taken_until:
                 end("the lease was taken, and the time to save is over")
                 return
             try:
-                lease = manager.renew(lease_id, fencing_token=token)
-                renewed_at, pause_s = asked_at, ttl_s / 4
+                lease, pause_s = renew(), ttl_s / 4
                 if lease["gpu_failed"] and not over.is_set():
                     end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
                 if lease["preempted_by"] and taken_until == math.inf and not over.is_set():
-                    taken_until = asked_at + _tell(lease)
+                    taken_until = renewed_at + _tell(lease)
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
                     end("the lease was ended by another client")

@@ -180,18 +180,14 @@ def stop(
 
     Airflow tries the task again if it has tries left, unless --end-task ends it, too.
     """
-    from resource_manager.jobs.reconcile import ActionKind
-
     end = partial(_end, target, name, airflow if end_task else None)
     done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
-    elif done.action not in (ActionKind.KEPT, ActionKind.PARTLY_RELEASED):
+    elif not done.problem:
         click.echo(one_line(f"{done.name}: {done.action}, {done.detail}"))
-    if done.action is ActionKind.PARTLY_RELEASED:
-        raise Failure(f"{done.name} is {done.action}: {done.detail}", REFUSED)
-    if done.action is ActionKind.KEPT:
-        raise Failure(f"{done.name} keeps its lease: {done.detail}", REFUSED)
+    if done.problem:
+        raise Failure(done.problem, REFUSED)
 
 
 def _end(target: Target, name: str, airflow: AirflowLogin | None) -> Action:

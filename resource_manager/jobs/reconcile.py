@@ -73,6 +73,15 @@ class Action:
     action: ActionKind
     detail: str = ""
 
+    @property
+    def problem(self) -> str:
+        """Sentence that says whose job may still run; empty if nobody's may."""
+        if self.action is ActionKind.KEPT:
+            return f"{self.name} keeps its lease: {self.detail}"
+        if self.action is ActionKind.PARTLY_RELEASED:
+            return f"{self.name} is {self.action}: {self.detail}"
+        return ""
+
 
 def _action(entry: Mapping[str, Any], action: ActionKind, detail: str = "") -> Action:
     return Action(entry["task_id"], name_in_words(entry), action, detail)

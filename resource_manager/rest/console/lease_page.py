@@ -15,7 +15,6 @@ from resource_manager.fleet.job_board import AGENT
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
-from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import answer_words, serializers
 from resource_manager.manager.plurals import counted
@@ -260,8 +259,6 @@ def stop_job(
         raise ProblemError(404, f"{short(lease_id)} does not hold this lease any more")
     _require_owner(caller, entry)
     done = reconcile.end(service.manager, entry)
-    if done.action is ActionKind.KEPT:
-        raise ProblemError(409, f"{answer_words.name_in_words(entry)} keeps its lease: {done.detail}")
-    if done.action is ActionKind.PARTLY_RELEASED:
-        raise ProblemError(409, f"{answer_words.name_in_words(entry)} is {done.action}: {done.detail}")
-    return f"{answer_words.name_in_words(entry)} is released: {done.detail}.{ended}"
+    if done.problem:
+        raise ProblemError(409, done.problem)
+    return f"{done.name} is released: {done.detail}.{ended}"
