@@ -192,25 +192,26 @@ class Views:
                 f"c.at, COALESCE({outcome}, 'RELEASED') FROM {self._change} c "
                 f"{json.elements('r', body, 'ranks')} WHERE {_is('membersreleased')}"
             ),
-            "life": (
-                "SELECT e.namespace, e.token, MAX(e.quarantined) AS quarantined, MAX(e.renewed) AS renewed, "
-                "MAX(e.renewed_at) AS renewed_at, MAX(e.preempted) AS preempted, "
-                "MAX(e.taken_back) AS taken_back, MAX(e.preempt_until) AS preempt_until FROM ("
+            "event": (
                 f"SELECT c.namespace, {token} AS token, "
                 f"CASE WHEN {_is('quarantined', 'membersreleased')} THEN c.version END AS quarantined, "
                 f"CASE WHEN {_is('renewed')} THEN c.version END AS renewed, "
                 f"CASE WHEN {_is('renewed')} THEN c.at END AS renewed_at, "
                 f"CASE WHEN {_is('preempting')} AND {preemptor} <> '' THEN c.version END AS preempted, "
                 f"CASE WHEN {_is('preempting')} AND {preemptor} = '' THEN c.version END AS taken_back, "
-                f"CASE WHEN {_is('preempting')} THEN {json.at(json.number, body, 'until')} END "
-                f"AS preempt_until FROM {self._change} c JOIN {self._snapshot} s "
+                f"{json.at(json.number, body, 'until')} AS preempt_until "
+                f"FROM {self._change} c JOIN {self._snapshot} s "
                 f"ON s.namespace = c.namespace AND c.version > s.version WHERE {_is(*_LIVES)} "
                 f"UNION ALL SELECT s.namespace, {of_lease}, CASE WHEN {quarantined} THEN s.version END, "
                 f"NULL, NULL, CASE WHEN {by} <> '' THEN s.version END, NULL, {until} "
                 f"FROM {self._snapshot} s {json.elements('l', snapshot, 'leases')} "
                 f"UNION ALL SELECT s.namespace, {of_lease}, s.version, NULL, NULL, NULL, NULL, NULL "
                 f"FROM {self._snapshot} s {json.elements('l', snapshot, 'remainders')}"
-                ") e GROUP BY e.namespace, e.token"
+            ),
+            "life": (
+                "SELECT e.namespace, e.token, MAX(e.quarantined) AS quarantined, MAX(e.renewed) AS renewed, "
+                "MAX(e.renewed_at) AS renewed_at, MAX(e.preempted) AS preempted, "
+                "MAX(e.taken_back) AS taken_back FROM event e GROUP BY e.namespace, e.token"
             ),
             "member": (
                 f"SELECT g.namespace, g.token, g.place, {json.document.format(x='g.lease')} AS lease, "
@@ -218,14 +219,16 @@ class Views:
                 "CASE WHEN e.version IS NOT NULL THEN e.outcome "
                 "WHEN g.is_in_snapshot = 0 AND g.version <= s.version THEN 'RESET' "
                 "WHEN l.quarantined > COALESCE(l.renewed, -1) "
-                "OR (l.renewed > l.preempted AND l.renewed_at > l.preempt_until "
+                "OR (l.renewed > l.preempted AND l.renewed_at > p.preempt_until "
                 "AND l.preempted > COALESCE(l.taken_back, -1)) THEN 'ERROR' "
                 "WHEN l.preempted > COALESCE(l.taken_back, -1) THEN 'PREEMPTING' ELSE 'RUNNING' END "
                 "AS status "
                 f"FROM granted g JOIN {self._snapshot} s ON s.namespace = g.namespace "
                 "LEFT JOIN ended e ON e.namespace = g.namespace AND e.token = g.token "
                 "AND (e.place IS NULL OR e.place = g.place) "
-                "LEFT JOIN life l ON l.namespace = g.namespace AND l.token = g.token"
+                "LEFT JOIN life l ON l.namespace = g.namespace AND l.token = g.token "
+                "LEFT JOIN event p ON p.namespace = l.namespace AND p.token = l.token "
+                "AND p.preempted = l.preempted"
             ),
         }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager.core.changes import Change, Preempting, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -20,7 +21,7 @@ from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
 from tests.builders import redefine
 from tests.sql_servers import DATABASES
-from tests.storage.walk import Walk, first_state, started
+from tests.storage.walk import Walk, first_state, granted, started
 
 
 @pytest.fixture(params=["sqlite", *DATABASES])
@@ -94,12 +95,13 @@ def test_allocations_have_their_state_and_times(manager: GPUResourceManager) -> 
     assert (found["second"]["server_id"], int(found["second"]["allocated_cpus"])) == (0, 4)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_views_follow_every_kind_of_change(store: SqlStore, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "snapshot_every"), [(1, 5), (2, 5), (3, 30)])
+def test_views_follow_every_kind_of_change(store: SqlStore, seed: int, snapshot_every: int) -> None:
     """A random walk with gangs, preemption, agents and inventories, by the state that its changes lead to.
 
     Of what is over the views say what the walk over the history says.
     """
+    store = SqlStore(store.database, snapshot_every=snapshot_every)
     cluster, walk = started(store), Walk(seed)
     lives = Lives(first_state())
     for step in range(60):
@@ -173,6 +175,22 @@ def compare(store: SqlStore, cluster: ClusterState) -> None:
 
 def loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
+
+
+def test_the_end_of_a_preemption_is_that_of_the_last_one(store: SqlStore) -> None:
+    """The first would have ended later: it was taken back, and the second began at its end."""
+    cluster, now = started(store), store.now()
+    changes: list[Change] = [
+        granted(cluster, "t", now),
+        Preempting("t", 1, preemptor="u", until=now + 60, at=now),
+        Preempting("t", 1, preemptor="", until=now + 60, at=now),
+        Preempting("t", 1, preemptor="u", until=now, at=now),
+        Renewed("t", 1, at=now + 1, expires_at=now + 9),
+    ]
+    store.commit(cluster.version, changes, now=now)
+    for change in changes:
+        cluster.apply(change)
+    compare(store, cluster)
 
 
 def test_a_reset_ends_what_ran_before(manager: GPUResourceManager) -> None:
