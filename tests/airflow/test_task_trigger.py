@@ -138,6 +138,23 @@ def test_a_lease_that_somebody_released_before_its_job_began_ends_its_try(asks, 
     assert manager.leases() == []
 
 
+@pytest.mark.parametrize("released_after_s", [0.0, 0.5])
+def test_a_job_that_somebody_stopped_before_it_began_ends_its_try(
+    asks, manager, monkeypatch, released_after_s
+):
+    """Who stops a job releases its lease a moment later, as the trigger learns that nothing may start."""
+
+    def stop():
+        GangJob.of(manager.leases()[0]).stop()
+        given = {"outcome": "CANCELLED", "job_end": "ended", "reason": "not today"}
+        threading.Timer(released_after_s, manager.release, [TASK.lease_id], given).start()
+
+    interrupted(monkeypatch, GangJob, "start", "before", stop, None)
+    event = fire(asks("echo over"))
+    assert event["detail"] == f"{manager.history()[-1]['by']} released its lease: not today"
+    assert manager.leases() == []
+
+
 def test_a_wait_beyond_its_limit_leaves_the_queue(asks, manager):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)

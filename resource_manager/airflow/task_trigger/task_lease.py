@@ -155,7 +155,6 @@ class TaskLease:
 
         Where that is because nobody answers for the jobs, it is tried again, at last after `patience_s`.
         """
-        self._has_released = True
         ends_at = time.monotonic() + patience_s
         while True:
             done = await self._with_manager(reconcile.end, self.allocation, outcome, **why)
@@ -166,6 +165,7 @@ class TaskLease:
                 self.allocation = await self.renew()
             await asyncio.sleep(min(STEP_S, patience_s / 10))
         self.was_gone = done.action is ActionKind.GONE_BEFORE
+        self._has_released = not self.was_gone
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(
                 "%s; the GPUs of that member stay allocated until it is gone", done.detail

@@ -152,7 +152,8 @@ class TaskTrigger(TaskBoundTrigger):
             else:
                 self.log.info("the job was started by an earlier execution; watching it")
         except AlreadyEndedError as error:
-            self.log.warning("%s; asking for GPUs again", error)
+            self.log.warning("%s; looking who stopped it", error)
+            await lease.wait_for_stopper()
             await lease.release(Outcome.CANCELLED)
             return TaskState.WAITING
         except LauncherError as error:
