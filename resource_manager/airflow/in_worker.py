@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from resource_manager.airflow.operators.base import HoldsLease
@@ -39,6 +40,9 @@ _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) 
 TRY_LABEL = "try_number"
 """Label of a lease with the number of the try that requested it."""
 
+
+STOP_S = 15.0
+"""Time in which what an operator started elsewhere should be ended, once its lease is lost."""
 
 PATIENCE_S = 120.0
 """Time for which a worker asks again at the begin and the end of its work if the manager does not answer."""
@@ -166,9 +170,17 @@ class RunsInWorker(HoldsLease):
 
     @contextmanager
     def with_devices(
-        self, manager: LeaseService, allocation: Allocation, *, ends_in_time: bool = True
+        self,
+        manager: LeaseService,
+        allocation: Allocation,
+        *,
+        ends_in_time: bool = True,
+        stop: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
-        """Keep the lease for the block, which has its devices in the environment of this process."""
+        """Keep the lease for the block, which has its devices in the environment of this process.
+
+        `stop` ends what runs elsewhere, before this process ends itself.
+        """
         lease_id, token = allocation["task_id"], allocation["fencing_token"]
         register_process(lease_id, token)
         task_over = warn_when_idle(manager, allocation, self.log)
@@ -177,7 +189,14 @@ class RunsInWorker(HoldsLease):
             with (
                 environment(devices),
                 guarded(lease_id, token) if ends_in_time else nullcontext(),
-                kept_alive(manager, lease_id, token, seconds_of(self._ttl), ends_in_time=ends_in_time),
+                kept_alive(
+                    manager,
+                    lease_id,
+                    token,
+                    seconds_of(self._ttl),
+                    ends_in_time=ends_in_time,
+                    end=partial(_end_this_process, stop=stop),
+                ),
             ):
                 if words := await_share(devices):
                     self.log.warning(words)
@@ -267,10 +286,13 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _end_this_process(reason: str) -> None:
+def _end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> None:
     import psutil
 
     print(f"ending this task: {reason}", flush=True)
+    stopping = threading.Thread(target=stop, name="gpu-lease-stop", daemon=True)
+    stopping.start()
+    stopping.join(STOP_S)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended by itself
             child.kill()

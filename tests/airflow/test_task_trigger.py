@@ -145,7 +145,7 @@ def test_a_job_that_somebody_stopped_before_it_began_ends_its_try(
     """Who stops a job releases its lease a moment later, as the trigger learns that nothing may start."""
 
     def stop():
-        GangJob.of(manager.leases()[0]).stop()
+        present(GangJob.of(manager.leases()[0])).stop()
         given = {"outcome": "CANCELLED", "job_end": "ended", "reason": "not today"}
         threading.Timer(released_after_s, manager.release, [TASK.lease_id], given).start()
 

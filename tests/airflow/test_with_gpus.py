@@ -7,10 +7,12 @@ import pickle
 import time
 import warnings
 from datetime import UTC, datetime, timedelta
+from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 with warnings.catch_warnings():
@@ -58,6 +60,22 @@ class Waits(BaseTrigger):
         yield TaskSuccessEvent() if self.how == "ends" else TriggerEvent({"found": self.how})
 
 
+class Watches(Waits):
+    """Trigger of what runs somewhere until `on_kill` ends it."""
+
+    ended: ClassVar[list[str]] = []
+
+    def serialize(self):
+        return f"{__name__}.Watches", {"how": self.how}
+
+    async def run(self):
+        await asyncio.Event().wait()
+        yield TriggerEvent({})
+
+    async def on_kill(self):
+        self.ended.append(self.how)
+
+
 class Defers(BaseOperator):
     """Operator that defers, and then returns its event and the lease that it sees."""
 
@@ -67,7 +85,7 @@ class Defers(BaseOperator):
 
     def execute(self, context):
         self.defer(
-            trigger=Waits(self.how),
+            trigger=(Watches if self.how.startswith("watches") else Waits)(self.how),
             method_name="execute_complete",
             kwargs={"given": 1},
             timeout=timedelta(hours=1),
@@ -309,6 +327,28 @@ def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager,
     assert end_of(manager) == ("FAILED", "one of its GPUs failed: xid 79")
 
 
+def lost(manager):
+    return lambda: manager.release(LEASE, outcome="CANCELLED")
+
+
+def its_gpu_failed(manager):
+    renew = manager.renew
+    return lambda: setattr(
+        manager, "renew", lambda *given, **more: renew(*given, **more) | {"gpu_failed": "x"}
+    )
+
+
+@pytest.mark.parametrize("fault", [lost, its_gpu_failed])
+def test_what_a_deferred_operator_watches_is_ended_once_its_lease_is_lost_or_a_gpu_failed(manager, fault):
+    """As after an outage for longer than its ttl: a pod would run on, and nobody would watch it."""
+    operator, deferred = deferred_by(manager, f"watches {fault.__name__}", demand={"ttl": 1})
+    event = fired(deferred, fault(manager))
+    assert Watches.ended.pop() == f"watches {fault.__name__}"
+    with pytest.raises(Exception, match=r"ended while the task was deferred|GPUs failed"):
+        resumed(operator, deferred, event)
+    assert manager.leases() == []
+
+
 def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
     _, deferred = deferred_by(manager, "ends")
     assert isinstance(fired(deferred), TaskSuccessEvent)
@@ -436,25 +476,54 @@ def test_a_job_without_command_and_image_is_refused_when_the_dag_is_parsed(empty
     GPUTrainingOperator.partial(task_id="t", gpus=1).expand(command=["true"])
 
 
-def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, monkeypatch):
-    """The provider is not installed here: a class of its name stands for its operator's arguments."""
+@pytest.fixture
+def pod(monkeypatch):
+    """Operator for a pod. The provider is not installed here: a class of its name stands for it."""
 
     class KubernetesPodOperator(BaseOperator):
         __module__ = "airflow.providers.cncf.kubernetes.operators.pod"
         __qualname__ = "KubernetesPodOperator"
 
-        def __init__(self, *, env_vars, node_selector=None, **kwargs):
+        def __init__(self, *, env_vars, node_selector=None, until_over=lambda: None, **kwargs):
             super().__init__(**kwargs)
-            self.env_vars, self.node_selector = env_vars, node_selector
+            self.env_vars, self.node_selector, self.until_over = env_vars, node_selector, until_over
 
         def execute(self, context):
+            self.until_over()
             return {variable.name: variable.value for variable in self.env_vars}, self.node_selector
 
     variable = SimpleNamespace(V1EnvVar=lambda name, value: SimpleNamespace(name=name, value=value))
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", SimpleNamespace(client=variable))
     monkeypatch.setitem(__import__("sys").modules, "kubernetes.client", variable)
+    return KubernetesPodOperator
+
+
+def test_a_pod_is_ended_before_the_worker_that_waits_for_it(manager, monkeypatch, pod):
+    said, over, kill = [], Event(), os.kill
+
+    def kill_worker(pid, how):
+        if pid == os.getpid():
+            said.append("worker killed")
+            over.set()
+        else:
+            kill(pid, how)
+
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
+    monkeypatch.setattr(os, "kill", kill_worker)
+
+    def until_over():
+        manager.release(LEASE)
+        assert over.wait(30)
+
+    operator = made(pod, env_vars=[], until_over=until_over, demand={"ttl": 1})
+    operator.on_kill = lambda: said.append("pod ended")
+    operator.execute(context_of())
+    assert said == ["pod ended", "worker killed"]
+
+
+def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, monkeypatch, pod):
     monkeypatch.setenv("GPU_MANAGER_SERVER", "gpu-server-3")  # of the worker, which matters for no pod
-    operator = made(KubernetesPodOperator, env_vars=[], node_selector={"zone": "a"})
+    operator = made(pod, env_vars=[], node_selector={"zone": "a"})
     variables, node = operator.execute(context_of())
     assert variables == {"GPU_LEASE_ID": LEASE, "GPU_LEASE_GPUS": "0,1", "GPU_SERVER": "gpu-server-0"}
     assert node == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}

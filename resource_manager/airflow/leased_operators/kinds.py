@@ -70,6 +70,11 @@ class Kind:
         self.fill(operator, allocation)
         return allocation
 
+    def stop(self, operator: Any, allocation: Allocation) -> None:
+        """End what the operator started outside this process, which is about to end itself."""
+        if not self.on_worker:
+            operator.on_kill()
+
     def end(
         self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
     ) -> bool:
@@ -117,6 +122,10 @@ class KindElsewhere(Kind):
             )
             self.start(operator, launcher, job, running.place.address)
         return allocation
+
+    def stop(self, operator: Any, allocation: Allocation) -> None:
+        if (gang := GangJob.of(allocation)) is not None:
+            gang.stop()
 
     def end(
         self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.in_worker import STOP_S
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.core.changes import Outcome
+from resource_manager.errors import LeaseNotFoundError
 
 
 class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
 
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
-    the task releases the lease first. A GPU that fails is such an error, too.
+    the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost:
+    what the operator's trigger watches is ended then, as when a user ends the task.
     """
 
     def __init__(
@@ -58,10 +62,16 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
                 await asyncio.wait([first], timeout=self.ttl_s / 4)
             else:
                 event = first.result()
+        except LeaseNotFoundError:
+            error = {"error": "the lease ended while the task was deferred"}
         except Exception as failure:
             error = {"error": "Trigger failure", "traceback": traceback.format_exception(failure)}
         finally:
             first.cancel()
+        if error and "traceback" not in error:
+            self.log.error("%s; ending what it started", error["error"])
+            with suppress(Exception):  # the task fails either way
+                await asyncio.wait_for(self.on_kill(), STOP_S)
         if error:
             yield await self._hand_over(token, {"fencing_token": token, "error": error})
         elif isinstance(event, BaseTaskEndEvent):

@@ -80,7 +80,10 @@ class LeasedOperator(RunsInWorker):
         allocation = self.gpu_kind.prepare(self, manager, allocation)
         try:
             with self.with_devices(
-                manager, allocation, ends_in_time=not isinstance(self.gpu_kind, KindElsewhere)
+                manager,
+                allocation,
+                ends_in_time=not isinstance(self.gpu_kind, KindElsewhere),
+                stop=partial(self.gpu_kind.stop, self, allocation),
             ):
                 result = work()
         except TaskDeferred as deferred:
