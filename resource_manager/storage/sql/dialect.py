@@ -26,6 +26,10 @@ LOCK_WAIT_S = 4
 """Longest wait for a lock of another session, less than for an answer: else the server goes on waiting for it
 when nobody wants the answer any more, and makes then what it was asked for."""
 
+IDLE_S = 10
+"""Longest pause within a transaction, after which the server ends it: a process that hangs, or whose machine
+is gone, would lock all others out."""
+
 
 Connection = PoolProxiedConnection
 """A connection of the driver, lent by the pool: each statement commits by itself, except between `begin` and

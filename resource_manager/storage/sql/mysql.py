@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
+    IDLE_S,
     JOB_COLUMNS,
     LEAVE_NEXT,
     LOCK_WAIT_S,
@@ -115,7 +116,8 @@ class MySQL(Dialect):
                 "charset": "utf8mb4",
                 "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
                 "init_command": "SET time_zone = '+00:00', "
-                f"innodb_lock_wait_timeout = {LOCK_WAIT_S}, lock_wait_timeout = {LOCK_WAIT_S}; "
+                f"innodb_lock_wait_timeout = {LOCK_WAIT_S}, lock_wait_timeout = {LOCK_WAIT_S} "
+                f"/*M! , idle_transaction_timeout = {IDLE_S} */; "  # MySQL has none
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
             },
         )

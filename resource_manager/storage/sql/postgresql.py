@@ -19,6 +19,7 @@ from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
+    IDLE_S,
     JOB_COLUMNS,
     LOCK_WAIT_S,
     POLL_S,
@@ -69,6 +70,7 @@ _STATES: dict[str, tuple[FaultKind, str]] = {
         "away",
         "it has no connection left: raise max_connections or its user's limit, or use a pooler",
     ),
+    "25P03": ("away", "it ended a transaction that was left open"),
     "40001": ("busy", "its transactions disturbed each other"),
     "40P01": ("busy", "its transactions disturbed each other"),
     "55P03": ("locked", "another session keeps its tables locked: see pg_locks"),
@@ -156,7 +158,9 @@ class PostgreSQL(Dialect):
         else:
             connection.execute(
                 "SELECT set_config('gpu_manager.server', system_identifier::text, false), "
-                f"set_config('lock_timeout', '{LOCK_WAIT_S}s', false) FROM pg_control_system()"
+                f"set_config('lock_timeout', '{LOCK_WAIT_S}s', false), "
+                f"set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', false) "
+                "FROM pg_control_system()"
             )
         return connection
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -24,7 +26,8 @@ from resource_manager.storage.sql import database, dialect, mysql
 from resource_manager.storage.sql import postgresql as postgresql_module
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
-from tests.sql_servers import DATABASES, MariaDB, Postgres, SqlServer
+from tests.eventually import wait_for
+from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage.test_contract import fresh
 from tests.storage.walk import add, first_state, granted, started
 
@@ -91,6 +94,40 @@ def test_a_check_waits_once_for_tables_that_another_session_locks(server: SqlSer
         pytest.raises(StoreUnavailableError, match="another session keeps its tables locked"),
     ):
         checks.check(Settings(store=url))
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_process_that_hangs_in_a_transaction_locks_others_out_for_a_while_only(
+    server: SqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped, or whose machine is gone, while it hands on the lock."""
+    if type(server) is MySQL:
+        pytest.skip("MySQL has no limit of that kind")
+    for module in (mysql, postgresql_module):
+        monkeypatch.setattr(module, "IDLE_S", 1)
+    url = server.fresh_url()
+    with closing(open_store(url)) as store, closing(Database(url)) as hanging, ThreadPoolExecutor(1) as pool:
+        cluster = started(store)
+        entered, resumed = Event(), Event()
+
+        def work(connection: Connection) -> None:
+            hanging.execute(connection, "UPDATE {state} SET lock_token = '' WHERE namespace = :namespace")
+            entered.set()
+            assert resumed.wait(60)
+
+        def is_added() -> bool:
+            with suppress(StoreUnavailableError):
+                add(store, cluster, "a")
+            return bool(cluster.leases)
+
+        write = pool.submit(hanging.write, work)
+        try:
+            assert entered.wait(60)
+            wait_for(is_added)
+        finally:
+            resumed.set()
+        assert write.result(60) is None, "it is made again on another connection"
+        assert fresh(store).version == 1
 
 
 def test_a_lock_is_waited_for_less_long_than_an_answer() -> None:
