@@ -39,6 +39,14 @@ WAITED_FOR_INTERVAL_S = 1.0
 LIST_INTERVAL_S = 5.0
 """Least time between two lists of jobs in reports that come faster than usual: each reads all of /proc."""
 
+RECORD_MAX_AGE_S = 1.0
+"""Age of a server's record beyond which it is read again: while this process slept, another service may have
+received newer reports.
+"""
+
+TURNS = 64
+"""Most reports that are judged at once; those of one server are in turn, as after a sleep many may wait."""
+
 MAX_FAST_REPORTS_PER_S = 50
 """Reports a second that a receiver asks for beyond the agents' own interval."""
 
@@ -81,6 +89,7 @@ class ReportReceiver:
         self._manager = manager
         self._store = manager.store
         self._lock = threading.Lock()
+        self._turns = [threading.Lock() for _ in range(TURNS)]
         self._second = 0
         self._fast = 0
         self._received: dict[str, LastReport] = {}
@@ -95,13 +104,19 @@ class ReportReceiver:
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
         self.marks.hear(report.generation)
-        before = records_of(self._store, [report.server]).get(report.server)
-        check_order(report, before, self._store.now())
+        with self._turns[hash(report.server) % TURNS]:
+            return self._receive(report)
+
+    def _receive(self, report: Report) -> ReportAnswer:
+        before, read_at = self._record_before(report)
         elsewhere = self._records_elsewhere(report.server, before)
         judged: list[Judgement] = []
         """The judgements of the report; the last one is of the state on which it was committed."""
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal before, read_at
+            if abs(now - read_at) > RECORD_MAX_AGE_S:
+                before, read_at = self._record_before(report)
             judged.append(judge(cluster, report, before, elsewhere, now))
             return judged[-1].changes
 
@@ -112,6 +127,8 @@ class ReportReceiver:
                 max_age_s=STATE_MAX_AGE_S,
             )
         record = judged[-1].record
+        if abs(self._store.now() - read_at) > RECORD_MAX_AGE_S:
+            self._record_before(report)
         keep(self._store, report, record)
         self._received[report.server] = LastReport(record.received_at, record.interval_s)
         self.board.settle(report, record)
@@ -119,6 +136,13 @@ class ReportReceiver:
             logger.warning("lease %s computes nothing on %s for %.0f s", lease_id, report.server, limit_s)
         _log(asking.changes, asking.names())
         return {**answer, "generation": told} if (told := self.marks.mark) else answer
+
+    def _record_before(self, report: Report) -> tuple[Record | None, float]:
+        """Return the record before that report, and when it was read; raises `ReportError` for an old one."""
+        read_at = self._store.now()
+        before = records_of(self._store, [report.server]).get(report.server)
+        check_order(report, before, read_at)
+        return before, read_at
 
     def _records_elsewhere(self, server: str, before: Record | None) -> dict[str, Record]:
         """Return those of the servers of other members, while gangs on this one are not seen or idle."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from resource_manager.fleet.receiving import ReportAnswer, ReportReceiver
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
 from resource_manager.storage.base import Store
+from resource_manager.storage.reports import MemoryReports
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.builders import Clock, granted_lease
 
@@ -561,3 +565,66 @@ def test_pending_requests_make_reports_come_each_second(service: Service) -> Non
     answers = [service.report(gpu(0), gpu(1), after_s=1.0) for _ in range(60)]
     assert answers[0]["next_s"] == 1.0
     assert 50 <= sum("next_s" in answer for answer in answers) <= 60
+
+
+class Sleepy(MemoryReports):
+    """Reports of a store; the process that reads a record next sleeps while `meanwhile` happens."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def records(self, servers: Iterable[str]) -> dict[str, bytes]:
+        found = super().records(servers)
+        if meanwhile := self.meanwhile:
+            self.meanwhile = None
+            meanwhile()
+        return found
+
+
+def test_a_report_that_a_process_slept_on_is_refused_once_another_one_has_newer_ones() -> None:
+    first = Service(server())
+    store = first.manager.store
+    assert isinstance(store, MemoryStore)
+    store.reports = sleepy = Sleepy(first.clock)
+    manager = GPUResourceManager(Settings(store="memory://"), store=store)
+    other = ReportReceiver(manager)
+    first.report(gpu(0), gpu(1))
+    lease = first.allocate("a")
+    left = process(lease_id="a", lease_source="environment")
+
+    def meanwhile() -> None:
+        for ended in (False, True):
+            if ended:
+                first.manager.release("a", fencing_token=lease["fencing_token"])
+            first.clock.now += 10
+            said = report(first.clock.now, gpu(0, processes=[left]), gpu(1))
+            manager.read(lambda cluster, now: None)
+            other.receive(read_report(as_text(said)))
+
+    sleepy.meanwhile = meanwhile
+    with pytest.raises(ReportError, match="older than the last one"):
+        first.report(gpu(0), gpu(1))
+    assert [entry["gpu_id"] for entry in first.server["gpus_cleaning"]] == [0]
+    newest = read_report(store.reports.reports(["gpu-a"])["gpu-a"])
+    assert newest.gpus[0].processes, "the older report is not kept"
+
+
+def test_reports_of_a_server_that_come_at_once_are_judged_in_turn(service: Service) -> None:
+    store = service.manager.store
+    assert isinstance(store, MemoryStore)
+    store.reports = sleepy = Sleepy(service.clock)
+    older, newer = (
+        read_report(as_text(report(service.clock.now + at, gpu(0, utilization_percent=at), gpu(1))))
+        for at in (1, 2)
+    )
+    with ThreadPoolExecutor() as pool:
+        later: list[Future[ReportAnswer]] = []
+
+        def meanwhile() -> None:
+            later.append(pool.submit(service.receiver.receive, newer))
+            with suppress(TimeoutError):
+                later[0].result(0.2)
+
+        sleepy.meanwhile = meanwhile
+        service.receiver.receive(older)
+        later[0].result(60)
+    assert read_report(store.reports.reports(["gpu-a"])["gpu-a"]) == newer
