@@ -37,6 +37,9 @@ DEFAULT_RATE = "1000/second"
 ARCHIVE_S = 5.0
 AUDIT_S = 1.0
 
+DRAIN_S = PROMPT_S - 1
+"""Longest wait for requests that have come, at the end of the service."""
+
 SWITCH_S = 0.001
 """Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
 
@@ -239,8 +242,12 @@ def _serve(server: Any, service: Service, notice_key: str, records: Sequence[Cho
 
 
 def _close(server: Any, service: Service) -> None:
-    """Close live pages, and let requests end that are being answered."""
+    """Take no more connections, close live pages, and let requests be answered that have come."""
+    from resource_manager.rest.http_server import drain, stop_listening
+
+    listeners = stop_listening(server)
     service.watch.close()
+    drain(listeners, DRAIN_S)
     server.task_dispatcher.shutdown(timeout=PROMPT_S)
 
 

@@ -76,6 +76,8 @@ class HeldRequests:
         if is_due():
             return False
         with self._lock:
+            if self._watch.stopped:  # nobody would resume it
+                return False
             if self._callers[caller] >= MAX_HELD_PER_CALLER:
                 raise ProblemError(
                     429,

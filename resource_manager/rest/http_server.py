@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher, WSGITask
@@ -37,6 +38,8 @@ HEALTH_PATHS = {"/livez": "live", "/readyz": "ready", "/healthz": "ready"}
 
 HEALTH_THREADS = 2
 
+DRAIN_LOOK_S = 0.01
+
 REFUSAL = (
     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
@@ -62,6 +65,12 @@ class HoldingTask(WSGITask):  # type: ignore[misc]
     def _park(self) -> Parked:
         self.is_parked = True
         return self.channel.park(self.request)  # type: ignore[no-any-return]
+
+    def build_response_header(self) -> bytes:
+        if self.channel.server.task_dispatcher.is_draining:
+            self.set_close_on_finish()
+        header: bytes = super().build_response_header()
+        return header
 
     def write(self, data: bytes) -> None:
         if not self.is_parked:
@@ -128,6 +137,11 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         if is_counted != self._is_counted:
             self._is_counted = is_counted
             (self.addresses.add if is_counted else self.addresses.remove)(self._network)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for an answer, or begins a request."""
+        return bool(self.requests or self._begun_at is not None or self.total_outbufs_len)
 
     def del_channel(self, map: dict[int, Any] | None = None) -> None:
         with self._state_lock:
@@ -215,6 +229,9 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
     """Dispatcher with threads of their own for checks of health: all others may be at work for long."""
 
+    is_draining = False
+    """Whether each answer ends its connection, so that the next request goes to another process."""
+
     def __init__(self, threads: int, max_waiting: int = MAX_CONNECTIONS) -> None:
         super().__init__()
         self._max_waiting = max_waiting
@@ -291,9 +308,38 @@ def bounded_server(
         "request_s": request_s,
     }
     channel_class = type("Channel", (BoundedChannel,), bounds)
-    listeners = [server] if isinstance(server, TcpWSGIServer) else list(server.map.values())
-    for listener in listeners:
-        if isinstance(listener, TcpWSGIServer):
-            listener.channel_class = channel_class
-            listener.readable = partial(_accepts, listener, dispatcher)
+    for listener in _listeners(server):
+        listener.channel_class = channel_class
+        listener.readable = partial(_accepts, listener, dispatcher)
     return server
+
+
+def _listeners(server: Any) -> list[Any]:
+    """Return the sockets of a server that accept connections."""
+    found = [server] if isinstance(server, TcpWSGIServer) else list(server.map.values())
+    return [each for each in found if isinstance(each, TcpWSGIServer)]
+
+
+def stop_listening(server: Any) -> list[Any]:
+    """Have a server take no more connections, so that a proxy goes on to the next; return its listeners."""
+    server.task_dispatcher.is_draining = True
+    listeners = _listeners(server)
+    for listener in listeners:
+        listener.trigger.pull_trigger(partial(_close_listener, listener))  # in the loop's thread
+    return listeners
+
+
+def _close_listener(listener: Any) -> None:
+    for _ in range(listener.adj.backlog):  # who is not accepted yet would be cut off
+        listener.handle_accept()
+    wasyncore.dispatcher.close(listener)  # its trigger goes on to wake the loop
+
+
+def drain(listeners: list[Any], timeout_s: float) -> None:
+    """Wait until all requests are answered that came to these listeners, for so long at most."""
+    ends_at = time.monotonic() + timeout_s
+    while time.monotonic() < ends_at and any(
+        listener.accepting or any(channel.is_awaited for channel in list(listener.active_channels.values()))
+        for listener in listeners
+    ):
+        time.sleep(DRAIN_LOOK_S)

@@ -174,11 +174,15 @@ class StateFollower:
             except Exception as error:
                 self._complain("the state could not be read: %s", error)
                 self._stop.wait(self._outage_s)
-            for act in self._lookers:
-                try:
-                    act()
-                except Exception as error:
-                    self._complain("who waits for changes of the state was not told: %s", error)
+            self._tell()
+        self._tell()  # that it has stopped: requests are held no longer
+
+    def _tell(self) -> None:
+        for act in self._lookers:
+            try:
+                act()
+            except Exception as error:
+                self._complain("who waits for changes of the state was not told: %s", error)
 
     @staticmethod
     def _complain(text: str, error: Exception) -> None:

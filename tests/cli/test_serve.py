@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from waitress.server import create_server
 
 from resource_manager.cli import main
 from resource_manager.cli.serving import addresses
+from tests.eventually import wait_for
 from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
 
 GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
@@ -65,6 +68,21 @@ def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> N
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["lease_id"] == "test_001"
     assert json.loads(audit.read_text()) == granted
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["one socket", "two"])
+def test_a_service_that_ends_answers_the_requests_that_it_holds(host: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        with serving(tmp_path, "memory://", "--host", host) as address:
+            path = f"{address}/api/leases/changes"
+            version = httpx.get(path, timeout=30).json()["version"]
+            query = {"after": version, "timeout_s": 25}
+            held = [pool.submit(httpx.get, path, params=query, timeout=30) for _ in range(4)]
+            wait_for(lambda: "http_held_requests 4.0" in httpx.get(f"{address}/metrics", timeout=30).text)
+            ends_at = time.monotonic() + 20
+        answers = [each.result(30) for each in held]
+    assert time.monotonic() < ends_at
+    assert [(each.status_code, each.json()["version"]) for each in answers] == [(200, version)] * 4
 
 
 @pytest.fixture

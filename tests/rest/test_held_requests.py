@@ -134,6 +134,16 @@ def test_one_who_cannot_be_told_of_a_look_keeps_no_other_from_it(manager: GPURes
         follower.close()
 
 
+def test_who_waits_for_a_look_is_told_that_there_are_no_more(manager: GPUResourceManager) -> None:
+    follower = StateFollower(manager.store, interval_s=0.0)
+    told: list[bool] = []
+    follower.on_look(lambda: told.append(follower.stopped))
+    follower.follow()
+    wait_for(lambda: told)
+    follower.close()
+    assert told[-1]
+
+
 def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url: str) -> None:
     path = f"{PATH}?after={waits(url, -1, 0.0).json()['version']}&timeout_s=25"
     parts = urlsplit(url)

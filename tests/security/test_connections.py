@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 
 from resource_manager.rest import events
 from resource_manager.rest.app import create_app
-from resource_manager.rest.http_server import bounded_server
+from resource_manager.rest.http_server import bounded_server, drain, stop_listening
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -228,3 +228,34 @@ def test_ten_megabytes_are_refused_with_an_answer(serve: Any, path: str, status:
     host, port = serve()
     answer = httpx.post(f"http://{host}:{port}{path}", content=b"x" * 10_000_000, timeout=30.0)
     assert answer.status_code == status
+
+
+def test_a_server_that_ends_answers_what_has_come_and_has_others_go_elsewhere() -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        began.set()
+        ends.wait(60)
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    server = bounded_server(app, "127.0.0.1", 0, threads=1)
+    address = "127.0.0.1", int(server.effective_port)
+    with listening(server), ExitStack() as stack:
+        working, queued, silent = (stack.enter_context(socket.create_connection(address)) for _ in range(3))
+        for connection in (working, queued):
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            connection.settimeout(60)
+        assert began.wait(60)
+        listeners = stop_listening(server)
+        wait_for(lambda: not server.accepting)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        drain(listeners, 0.05)
+        ends.set()
+        silent.close()
+        drain(listeners, 60)
+        for connection in (working, queued):
+            answer = connection.makefile("rb").read()
+            assert b" 200 OK\r\n" in answer
+            assert b"\r\nConnection: close\r\n" in answer
