@@ -106,7 +106,7 @@ def add_in_child(store: Store, cluster: ClusterState, task_id: str) -> None:
 
 STEPS = (
     "allocate", "submit", "release", "release", "members", "renew", "expire", "cancel", "preempt", "node",
-    "gpu", "place", "revoke",
+    "gpu", "gpu", "gpu", "place", "revoke",
 )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ class Walk:
         state = rng.choice(cluster.nodes)
         kind = rng.randrange(5)
         if kind == 0:
-            is_lost = state.watched and rng.random() < 0.3
+            is_lost = state.watched and rng.random() < 0.5
             return [AgentLost(state.name, now, now - 60.0) if is_lost else AgentSeen(state.name, now)]
         if kind == 1 and not state.closed_gpus:
             return [GpuClosed(state.name, rng.randrange(8), "", "xid 79", now, stop=rng.random() < 0.5)]

@@ -95,7 +95,7 @@ def test_allocations_have_their_state_and_times(manager: GPUResourceManager) -> 
     assert (found["second"]["server_id"], int(found["second"]["allocated_cpus"])) == (0, 4)
 
 
-@pytest.mark.parametrize(("seed", "snapshot_every"), [(1, 5), (2, 5), (3, 30)])
+@pytest.mark.parametrize(("seed", "snapshot_every"), [(1, 5), (2, 5), (3, 200), (4, 200)])
 def test_views_follow_every_kind_of_change(store: SqlStore, seed: int, snapshot_every: int) -> None:
     """A random walk with gangs, preemption, agents and inventories, by the state that its changes lead to.
 
