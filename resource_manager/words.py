@@ -63,11 +63,14 @@ class Words:
         )
 
     def named(self, names: Mapping[str, str]) -> str:
-        """Return the sentence with the caller's own names, `--gpus 2` for the `gpus=2` of an option."""
+        """Return the sentence with the caller's own names, `--gpus 2` for the `gpus=2` of an option.
+
+        A place in a parameter, such as `by.0`, is named as the parameter.
+        """
         found, option = "", False
         for text, parameter in self._parts:
             found += f" {text[1:]}" if option and text.startswith("=") else text
-            own = names.get(parameter, parameter)
+            own = names.get(parameter) or names.get(parameter.partition(".")[0], parameter)
             found, option = found + own, own.startswith("-")
         return found
 

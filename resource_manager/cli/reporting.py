@@ -37,7 +37,7 @@ def report(
     if estimates:
         _print_estimates(target, wide=wide, as_json=as_json)
         return
-    found = _report(target, by, since)
+    found = target.manager.report(by.split(","), since)
     if as_json:
         print_json(found)
     elif as_csv:
@@ -56,19 +56,6 @@ def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
         print_json(found)
     else:
         tables.console(wide=wide).print(cluster_tables.estimates_table(found))
-
-
-def _report(target: Target, by: str, since: str) -> Any:
-    from pydantic import ValidationError
-
-    from resource_manager.manager.report import ReportQuery
-
-    try:
-        query = ReportQuery.model_validate({"by": by, "since": since})
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        raise Failure(f"--{wrong['loc'][0]}: {wrong['msg']}", BAD_INPUT) from error
-    return target.manager.report(query.by, query.since)
 
 
 def _print_csv(report: Any) -> None:

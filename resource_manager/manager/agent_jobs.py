@@ -111,7 +111,7 @@ class AgentJobCommands:
         check_order(order)
         request = self._request_of_job(server, key)
         if request is None:
-            raise LeaseNotFoundError(key)
+            raise _no_job(server, key)
         if owner is not None and request.owner != owner:
             raise OtherOwnerError(request.lease_id, request.owner, owner)
         number = f"{round(self.store.now() * 1e6):017d} {secrets.token_hex(4)}"
@@ -134,7 +134,7 @@ class AgentJobCommands:
             self.stored_jobs.result(lease_id, token_of_key(key)) if lease_id else None
         )
         if found is None or (isinstance(found, dict) and {"server": server, "key": key} not in found["jobs"]):
-            raise LeaseNotFoundError(key)
+            raise _no_job(server, key)
         return found
 
     def agent_state(self, server: str) -> AgentState:
@@ -174,6 +174,12 @@ class AgentJobCommands:
         raise AgentSilentError(
             f"the agent of {server} sent no output of job {key} within {OUTPUT_TIMEOUT_S:g} s"
         )
+
+
+def _no_job(server: str, key: str) -> LeaseNotFoundError:
+    error = LeaseNotFoundError(key)
+    error.args = (f"no lease on {server} has the job {key}",)
+    return error
 
 
 def check_order(order: Mapping[str, Any]) -> None:

@@ -50,6 +50,7 @@ from resource_manager.words import Words
 _MAX_ERRORS = 100
 """Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""
 _SHOULD = re.compile(r"^[A-Z]\w+ should ")
+_VERBS = ("must ", "may ", "is ", "has ", "names ")
 _CHARACTERS = re.compile(r"\^\[(?!\^)(.+)\][+*]\$")
 """A pattern that lists the characters which a text may have."""
 
@@ -198,10 +199,8 @@ class Demand(BaseModel):
             return cls.model_validate(arguments_of(asked, options))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field, colon = Words.parameter(str(first["loc"][0])), ":"
-            if first["msg"].startswith(("must ", "is ", "has ", "names ")):
-                colon = ""
-            raise InvalidRequestError("{}{} {}", field, colon, first["ctx"]["words"]) from None
+            words = complaint(str(first["loc"][0]), first["ctx"]["words"])
+            raise InvalidRequestError(words) from None
 
     @field_validator("resources")
     @classmethod
@@ -334,8 +333,7 @@ def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
 
 def in_words(entry: ErrorDetails) -> str:
     """Return an error's text without the words and patterns of pydantic, with the value that is wrong."""
-    if entry["type"] == "string_pattern_mismatch":
-        pattern = entry["ctx"]["pattern"]
+    if pattern := entry.get("ctx", {}).get("pattern"):
         if pattern == PRINTABLE:
             return "has a control or an invisible character"
         plain = _CHARACTERS.fullmatch(pattern)
@@ -344,6 +342,12 @@ def in_words(entry: ErrorDetails) -> str:
     if _SHOULD.match(entry["msg"]):
         return f"{_SHOULD.sub('must ', entry['msg'])}, got {entry['input']!a:.100}"
     return entry["msg"].removeprefix("Value error, ")
+
+
+def complaint(field: str, words: Words) -> Words:
+    """Return the sentence about a field: `gpus must be …`, or `gpus: …` of words that begin with no verb."""
+    colon = "" if str(words).startswith(_VERBS) else ":"
+    return Words("{}{} {}", Words.parameter(field), colon, words)
 
 
 def _printable(key: object) -> str:

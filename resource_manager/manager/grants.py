@@ -106,14 +106,7 @@ class Grants:
         """
         items = list(requests)
         try:
-            asked = [
-                checked(item)
-                if isinstance(item, Request)
-                else request_of(self._commits, **item)
-                if isinstance(item, Mapping)
-                else request_of(self._commits, item)
-                for item in items
-            ]
+            asked = [self._item(number, item) for number, item in enumerate(items)]
         except NoServersError as error:
             logger.warning("no leases: %s", error)
             return [no_servers()] * len(items)
@@ -130,6 +123,18 @@ class Grants:
                 if once is not None and of_part is not None:
                     once.repeated = once.repeated or of_part.repeated
         return self._explained(asked, answers)
+
+    def _item(self, number: int, item: Mapping[str, Any] | Dumpable | Request) -> Request:
+        try:
+            if isinstance(item, Request):
+                return checked(item)
+            if isinstance(item, Mapping):
+                return request_of(self._commits, **item)
+            return request_of(self._commits, item)
+        except InvalidRequestError as error:
+            if first := error.words.first:
+                error.rename({first: f"requests.{number}.{first}"})
+            raise
 
     def submit(
         self,

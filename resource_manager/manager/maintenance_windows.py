@@ -15,7 +15,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window, as_text
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_results import WindowView
-from resource_manager.manager.demand import in_words
+from resource_manager.manager.demand import complaint, in_words
 from resource_manager.manager.demand_fields import ServerRef, Text
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.wording import bounded
@@ -82,9 +82,8 @@ class WindowForm(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field, message = str(first["loc"][0]), in_words(first)
-            colon = "" if message.startswith(("must ", "has ")) else ":"
-            raise InvalidRequestError("{}{} {}", Words.parameter(field), colon, message) from None
+            words = complaint(str(first["loc"][0]), Words("{}", in_words(first)))
+            raise InvalidRequestError(words) from None
 
 
 def window_of(cluster: ClusterState, form: WindowForm, now: float) -> Window:

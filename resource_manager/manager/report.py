@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.demand import complaint, in_words
 from resource_manager.scheduling.accounting.gpu_hours import (
     CATEGORIES,
     GpuHours,
@@ -53,9 +54,9 @@ class ReportQuery(BaseModel):
         try:
             return cls.model_validate({"by": list(by), "since": since})
         except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            field = Words.parameter(".".join(map(str, wrong["loc"])))
-            raise InvalidRequestError("{}: {}", field, wrong["msg"]) from error
+            first = error.errors(include_url=False)[0]
+            words = complaint(".".join(map(str, first["loc"])), Words("{}", in_words(first)))
+            raise InvalidRequestError(words) from error
 
 
 class ReportRow(TypedDict):

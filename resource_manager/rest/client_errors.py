@@ -55,6 +55,8 @@ def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> err
         error = errors.ClusterChangedError()
     elif kind == errors.UNKNOWN_SERVER:
         error = errors.UnknownNodeError(problem.get("server"), field=field)
+    elif kind == errors.SERVER_IN_USE:
+        error = errors.ServerInUseError(problem.get("server", ""), ())
     elif kind == errors.TASK_TAKEN:
         error = errors.DuplicateTaskError(problem.get("task_id", ""), "")
     elif kind == errors.ALREADY_DONE:

@@ -161,7 +161,7 @@ class ClusterCalls:
         from resource_manager.manager.report import Report  # with the accounting
 
         ago = since if isinstance(since, str) else f"{since:f}s"
-        return self._http.get(Report, "/api/report", {"by": list(by), "since": ago})
+        return self._http.get(Report, "/api/report", {"by": ",".join(by), "since": ago})
 
     def estimates(self) -> EstimatesView:
         """Return how often the estimated starts of pending requests came true."""
@@ -173,8 +173,8 @@ class ClusterCalls:
     def _path(self, server: int | str, action: str = "") -> str:
         if isinstance(server, int) and server >= 0:
             return f"/api/servers/{server}{action}"
-        servers = self.servers()
-        for row in servers:
-            if server in (row["server_id"], row["server_name"]):
-                return f"/api/servers/{row['server_id']}{action}"
-        raise UnknownNodeError(server, [row["server_name"] for row in servers])
+        ids = {row["server_name"]: row["server_id"] for row in self.servers()}
+        by_name_or_number = {str(number): number for number in ids.values()} | ids
+        if (number := by_name_or_number.get(str(server))) is None:
+            raise UnknownNodeError(server, ids)
+        return f"/api/servers/{number}{action}"

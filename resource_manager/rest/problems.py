@@ -47,8 +47,8 @@ from resource_manager.errors import (
     place_in,
 )
 from resource_manager.manager.agent_jobs import AgentSilentError
+from resource_manager.manager.demand import complaint, in_words
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
-from resource_manager.rest.schemas import MISMATCHES
 from resource_manager.words import Words
 
 logger = logging.getLogger(__name__)
@@ -142,11 +142,10 @@ def from_validation(error: ValidationError) -> ProblemError:
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
         field = shortened(".".join(place_in(entry["loc"])), 100)
-        said = entry["msg"].removeprefix("Value error, ")
+        said = in_words(entry)
         if entry["type"] == "model_type":  # pydantic names a class of ours
             said = "must be a JSON object" if field else "the body must be a JSON object"
-        message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), said), 200)
-        complaints.append({"field": field, "message": message})
+        complaints.append({"field": field, "message": shortened(said, 200)})
         if entry["type"] == "missing" or (entry["input"] is None and field):
             missing.append(field)
     if missing:
@@ -158,7 +157,7 @@ def from_validation(error: ValidationError) -> ProblemError:
     if named is not None and str(named) == first["message"]:
         words = named
     if where:
-        words = Words("{}: {}", Words.parameter(where), words)
+        words = complaint(where, words)
     return ProblemError(400, str(words), errors=complaints, template=words.template)
 
 

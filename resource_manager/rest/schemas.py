@@ -15,7 +15,7 @@ from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.commit.asking import MAX_BY
 from resource_manager.manager.demand import Demand, from_texts
-from resource_manager.manager.demand_fields import PRINTABLE, LeaseId, Text
+from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.wording import What
@@ -23,9 +23,6 @@ from resource_manager.rest.answers import MAX_HOLD_S
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
-
-MISMATCHES = {PRINTABLE: "has a control or an invisible character"}
-"""Pattern -> error message for a text that does not match it."""
 
 
 class Body(BaseModel):
@@ -236,7 +233,7 @@ class AdoptedGpu(Body):
     """One GPU of `POST /api/servers/<id>/adopt`, as an inventory has it."""
 
     gpu_id: Annotated[int, Field(ge=0, lt=2**31)]
-    uuid: Uuid
+    uuid: Uuid | Literal[""] = ""
     type: Text = ""
     vendor: Vendor = "nvidia"
     memory_mib: Annotated[int, Field(ge=0, lt=2**53)] = 0

@@ -123,8 +123,8 @@ def test_prices_of_the_cluster_make_costs(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--by", "colour"], "--by: Input should be 'team', 'user', 'dag', 'gpu_type' or 'source'"),
-        (["--since", "soon"], "--since: must be seconds or a text such as 45s, 10min, 12h, 3d, got 'soon'"),
+        (["--by", "colour"], "--by must be 'team', 'user', 'dag', 'gpu_type' or 'source', got 'colour'"),
+        (["--since", "soon"], "--since must be seconds or a text such as 45s, 10min, 12h, 3d, got 'soon'"),
         (["--csv", "--json"], "--csv and --json exclude each other"),
     ],
 )

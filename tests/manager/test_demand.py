@@ -145,8 +145,8 @@ class TestMessages:
         assert refusal(manager, original, "t", 1, 1).startswith("required_gpus must be between 2 and 8")
         assert refusal(manager, original, "t", 2, 99).startswith("required_cpus must be between 1 and 64")
         batch = "allocate_batch"
-        assert refusal(manager, batch, [{"task_id": "t", "gpus": 1}]).startswith("gpus must")
-        assert refusal(manager, batch, [{"task_id": "t", "required_gpus": 1}]).startswith("required_gpus")
+        assert refusal(manager, batch, [{"task_id": "t", "gpus": 1}]).startswith("requests.0.gpus must")
+        assert refusal(manager, batch, [{"task_id": "t", "required_gpus": 1}]).startswith("requests.0.req")
         assert manager.leases() == []
 
     def test_an_unknown_server_is_named_by_the_parameter_used(self, manager: GPUResourceManager) -> None:

@@ -26,6 +26,8 @@ from resource_manager.errors import (
     LockTimeoutError,
     NeverFitsError,
     NotPreemptibleError,
+    ResourceManagerError,
+    ServerInUseError,
     UnknownNodeError,
 )
 from resource_manager.fleet.opening import REPORTS
@@ -232,6 +234,8 @@ def test_members_of_a_gang_end_one_by_one(service: LeaseService) -> None:
     assert service.leases() == []
 
 
+WRONG = {"lease_id": "b", "gpus": 1, "types": "x"}
+
 ERRORS: list[tuple[type[Exception], str | None, Callable[[LeaseService], object]]] = [
     (InvalidRequestError, "gpus", lambda service: service.submit("t", 99)),
     (InvalidRequestError, "cpus", lambda service: service.try_allocate("t", 2, 999)),
@@ -254,7 +258,35 @@ ERRORS: list[tuple[type[Exception], str | None, Callable[[LeaseService], object]
     (InvalidRequestError, "ttl", lambda service: service.submit("t", 2, ttl=True)),
     (LeaseNotFoundError, None, lambda service: service.named("nobody")),
     (LeaseNotFoundError, None, lambda service: service.preempt("nobody")),
+    (LeaseNotFoundError, None, lambda service: service.job_output("gpu-server-0", "k", 0)),
+    (ServerInUseError, None, lambda service: service.adopt(0, [])),
+    (InvalidRequestError, "by", lambda service: service.report(by=[])),
+    (
+        InvalidRequestError,
+        "requests.1.types",
+        lambda service: service.try_allocate_batch([{"lease_id": "a", "gpus": 1}, WRONG]),
+    ),
+    (
+        InvalidRequestError,
+        "requests.0.gpus",
+        lambda service: service.try_allocate_batch([{"lease_id": "a", "gpus": 99}]),
+    ),
 ]
+
+
+def test_a_wrong_value_is_told_in_the_same_words(service: LeaseService) -> None:
+    for act, words in (
+        (lambda: service.submit("t", 1.5), "gpus must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: service.try_allocate_batch([WRONG]), "requests.0.types must be 'first' or 'best', got 'x'"),
+        (
+            lambda: service.report(by=["x"]),
+            "by.0 must be 'team', 'user', 'dag', 'gpu_type' or 'source', got 'x'",
+        ),
+        (lambda: service.job_output("gpu-server-0", "k", 0), "no lease on gpu-server-0 has the job k"),
+    ):
+        with pytest.raises(ResourceManagerError) as caught:
+            act()
+        assert str(caught.value) == words
 
 
 def test_errors_are_the_same(service: LeaseService) -> None:
@@ -277,9 +309,11 @@ def test_servers_are_drained_resumed_and_adopted(service: LeaseService) -> None:
     )
     assert service.drain("gpu-server-0", reason="fan")["drain_reason"] == "fan"
     assert service.try_allocate("t", 2)["server_name"] == "gpu-server-1"  # type: ignore[index]
-    assert service.resume(0)["drained"] is False
+    assert service.resume("0")["drained"] is False
     assert service.drain(0, gpu=3)["closed_gpus"] == 1
     assert service.resume("gpu-server-0", gpu=3)["closed_gpus"] == 0
+    service.release("t")
+    assert [gpu["uuid"] for gpu in service.adopt(1, [Gpu(0), Gpu(1)])["gpus"]] == ["", ""]
     adopted = service.adopt(0, [Gpu(0, uuid="GPU-0"), Gpu(1, uuid="GPU-1")])
     assert [gpu["uuid"] for gpu in adopted["gpus"]] == ["GPU-0", "GPU-1"]
     assert service.server("gpu-server-0") == adopted

@@ -131,7 +131,7 @@ def test_malformed_requests_are_refused_and_change_nothing(
 def test_an_invalid_text_is_reported_in_plain_words(open_client: FlaskClient) -> None:
     payload = {"task_id": "a\nb", "required_gpus": 2, "required_cpus": 1}
     problem = open_client.post("/api/allocate", json=payload).get_json()
-    assert problem["detail"] == "task_id: has a control or an invisible character"
+    assert problem["detail"] == "task_id has a control or an invisible character"
     query = {"required_gpus": 2, "required_cpus": 1, "resources": "memory_mib=-1"}
     problem = open_client.get("/api/explain", query_string=query).get_json()
     assert problem["detail"] == "resources: memory_mib must be greater than or equal to 0, got -1"

@@ -33,17 +33,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"required_gpus": 9, "required_cpus": 1}, f"required_gpus must be between 2 and 8 {BUILT_IN}, got 9"),
     ({"gpus": 2, "cpus": 65}, "cpus must be between 1 and 64 (what the largest server has), got 65"),
     ({"required_gpus": 2, "required_cpus": 65}, "required_cpus must be between 1 and 64 (what the"),
-    ({"gpus": 0.5}, f"gpus: must be a whole number, got 0.5; {ADVICE} gpus=1, gpu_milli=500"),
+    ({"gpus": 0.5}, f"gpus must be a whole number, got 0.5; {ADVICE} gpus=1, gpu_milli=500"),
     (
         {"required_gpus": "0.25"},
-        f"required_gpus: must be a whole number, got '0.25'; {ADVICE} required_gpus=1",
+        f"required_gpus must be a whole number, got '0.25'; {ADVICE} required_gpus=1",
     ),
-    ({"required_gpus": "many"}, "required_gpus: must be a whole number, got 'many'"),
-    ({"gpus": 2, "required_gpus": 4}, "gpus: is 2, and required_gpus is 4: give one of them"),
-    ({"gpus": 2, "cpus": 1, "required_cpus": 2}, "cpus: is 1, and required_cpus is 2: give one of them"),
+    ({"required_gpus": "many"}, "required_gpus must be a whole number, got 'many'"),
+    ({"gpus": 2, "required_gpus": 4}, "gpus is 2, and required_gpus is 4: give one of them"),
+    ({"gpus": 2, "cpus": 1, "required_cpus": 2}, "cpus is 1, and required_cpus is 2: give one of them"),
     (
         {"gpus": 2, "prefer_server": 1, "prefer_server_id": 2},
-        "prefer_server: is 1, and prefer_server_id is 2",
+        "prefer_server is 1, and prefer_server_id is 2",
     ),
     ({"gpus": 2, "gpu_milli": 500}, "gpu_milli=500 goes with gpus=1, got gpus=2"),
     ({"gpus": 2, "utility": 5}, "utility needs target as well"),
@@ -76,11 +76,11 @@ def test_an_invalid_query_is_reported_under_the_names_it_used(open_client: Flask
     for query, words in (
         ("gpus=9", "gpus must be between 2 and 8"),
         ("required_gpus=9&required_cpus=1", "required_gpus must be between 2 and 8"),
-        ("gpus=0.5", f"gpus: must be a whole number, got '0.5'; {ADVICE} gpus=1, gpu_milli=500"),
+        ("gpus=0.5", f"gpus must be a whole number, got '0.5'; {ADVICE} gpus=1, gpu_milli=500"),
         ("gpus=2&server=77", "server '77' is not in the inventory of 4 servers"),
         ("cpus=2", "missing: gpus"),
         ("required_gpus=2", "missing: required_cpus"),
-        ("gpus=2&cpus=²", "cpus: must be a whole number, got '²'"),
+        ("gpus=2&cpus=²", "cpus must be a whole number, got '²'"),
     ):
         problem = open_client.get(f"/api/explain?{query}")
         assert (problem.status_code, problem.get_json()["detail"][: len(words)]) == (400, words)

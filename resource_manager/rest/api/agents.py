@@ -10,7 +10,6 @@ import flask
 from resource_manager import __version__
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.report_format import ReportError, read_report
-from resource_manager.errors import LeaseNotFoundError
 from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentState, jobs_on
 from resource_manager.manager.stored_jobs import JobResult
@@ -119,11 +118,7 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
 def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
     """Part of the output of a job that an agent runs; for its owner, their team and operators."""
     server, key, lease_id = query.server, query.key, query.task_id or ""
-    try:
-        of = service.manager.job_of(server, key, lease_id)
-    except LeaseNotFoundError:
-        raise ProblemError(404, f"no lease on {server} has the job {key}") from None
-    if not may_read(caller, of):
+    if not may_read(caller, service.manager.job_of(server, key, lease_id)):
         raise ProblemError(403, "a job's output is for its owner, their team and operators")
     part = service.manager.job_output(
         server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
