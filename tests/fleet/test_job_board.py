@@ -352,7 +352,7 @@ def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t")["fencing_token"]
     for server, key in (("gpu-a", job_key("t", token + 1)), ("gpu-b", job_key("t", token))):
-        with pytest.raises(Exception, match="no lease on gpu-. has the job"):
+        with pytest.raises(Exception, match=r"no lease on gpu-. has the job"):
             fleet.manager.order_job(server, key, {"want": "stop"})
     with pytest.raises(ValueError, match="want must be one of prepare, run, terminate, preempt, stop"):
         fleet.manager.order_job("gpu-a", job_key("t", token), {"want": "reboot"})
