@@ -19,7 +19,7 @@ from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.manager.answer_words import duration, name_in_words
+from resource_manager.manager.answer_words import duration, name_in_words, ranges
 
 if TYPE_CHECKING:
     from resource_manager.jobs.launchers import Launcher
@@ -101,10 +101,10 @@ def _show_notices(target: Target) -> None:
 @main.command()
 @click.argument("name", shell_complete=completing.leases)
 @click.option("-f", "--follow", is_flag=True, help="Wait for the job to begin, and go on until it ends.")
-@click.option("--rank", type=click.IntRange(0), default=0, help="Member of a gang.")
+@click.option("--rank", type=click.IntRange(0), help="Member of a gang; default: the first.")
 @click.pass_obj
 @exit_codes
-def logs(target: Target, name: str, follow: bool, rank: int) -> None:
+def logs(target: Target, name: str, follow: bool, rank: int | None) -> None:
     """Print the output of a lease's job; that of an agent's also after its end, by the lease's full id."""
     entry, result = _entry_or_result(target.manager, name)
     while follow and entry is not None and not entry.get("job_places") and _will_be_placed(entry):
@@ -147,11 +147,29 @@ def _show_job(target: Target, name: str, *, as_json: bool) -> None:
         click.echo(tables.lease_line(entry))
         since = duration(time.time() - entry["granted_at"])
         why = f": {entry['reason']}" if entry["reason"] else ""
-        click.echo(one_line(f"{entry['state']} for {since}{why}"))
+        idle = "; ".join(_without_job(target.manager, entry))
+        click.echo(one_line("; ".join(filter(None, (f"{entry['state']} for {since}{why}", idle)))))
         return
     click.echo(one_line(f"{name_in_words(entry)} waits at position {entry['position']}: {entry['reason']}"))
     if (result := target.manager.result_of(entry["task_id"])) is not None:
         click.echo(one_line(f"before that, it {_end_in_words(result)}"))
+
+
+def _without_job(manager: Any, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the members of a lease whose jobs are not known to run, as their agents told last, and why."""
+    from resource_manager.jobs.running_job import RunningJob
+
+    planned = RunningJob.planned(entry, AGENT, None) if _will_be_placed(entry) else ()
+    for job in RunningJob.all_of(entry) or planned:
+        if job.place.launcher != AGENT:
+            continue
+        state = manager.agent_state(job.server)
+        run = state["runs"].get(job.key, {"state": "absent"})
+        where = f"rank {job.rank} on {job.server}" if entry["nodes"] > 1 else job.server
+        if state["is_silent"]:
+            yield f"{where}: its agent is silent"
+        elif run["state"] in ("absent", "finished"):
+            yield f"{where}: its job has {'not begun' if run['state'] == 'absent' else 'ended'}"
 
 
 def _entry_or_result(manager: Any, name: str) -> tuple[Mapping[str, Any] | None, JobResult | None]:
@@ -184,26 +202,30 @@ def _end_in_words(result: JobResult) -> str:
 
 @contextmanager
 def _reading(
-    manager: Any, name: str, entry: Mapping[str, Any] | None, result: JobResult | None, rank: int
+    manager: Any, name: str, entry: Mapping[str, Any] | None, result: JobResult | None, rank: int | None
 ) -> Iterator[Read]:
     """Yield what reads a job's output from a byte on: by the agent of its server, or else its launcher."""
     from resource_manager.jobs.running_job import RunningJob
 
-    jobs: tuple[RunningJob, ...] = ()
+    jobs: dict[int, RunningJob] = {}
     if entry is None:
         assert result is not None
-        places = [(job["server"], job["key"]) for job in result["jobs"]]
+        places = {number: (job["server"], job["key"]) for number, job in enumerate(result["jobs"])}
         why = "only an agent keeps the output of one that is over"
         lease_id = name
     else:
-        jobs = RunningJob.all_of(entry)
-        places = [(job.server, job.key) for job in jobs]
+        jobs = {job.rank: job for job in RunningJob.all_of(entry)}
+        places = {number: (job.server, job.key) for number, job in jobs.items()}
         why = "none was placed yet, or its process took the lease by itself"
         lease_id = entry["task_id"]
     if not places:
         raise Failure(f"{name if entry is None else name_in_words(entry)} has no job: {why}", REFUSED)
-    if rank >= len(places):
-        raise Failure(f"--rank must be below {len(places)}, got {rank}", BAD_INPUT)
+    if rank is None:
+        rank, *others = places
+        if others:
+            say(f"the output of rank {rank}, on {places[rank][0]}; of others: --rank {ranges(others)}")
+    if rank not in places:
+        raise Failure(f"--rank must be one of {ranges(places)}, got {rank}", BAD_INPUT)
     server, key = places[rank]
     if jobs and jobs[rank].place.launcher != AGENT:
         with closing(jobs[rank].open()) as launcher:

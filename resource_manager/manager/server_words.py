@@ -236,7 +236,7 @@ def not_now_words(
             return f"the next, {short(fact.node)}: {_lack(fact.lack, request)}"
         case Unreleased():
             return (
-                f"{fact.lease} on {short(fact.node)} was not renewed, but its job may "
+                f"{fact.lease} on {short(fact.node)} is quarantined, since its job may "
                 "still run: release the lease once the job is known to be gone"
             )
     required = request.required_node

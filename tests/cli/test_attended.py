@@ -185,6 +185,7 @@ def test_stop_of_a_gang_of_which_a_member_cannot_be_seen_says_so_and_fails(
     )
     [rest] = manager.leases()
     assert (rest["state"], [member["rank"] for member in rest["members"]]) == ("ERROR", [1])
+    assert "is what is left of its gang, whose other members were released" in rest["reason"]
 
 
 def test_a_command_that_cannot_be_prepared_gives_its_lease_back_and_says_why(

@@ -76,7 +76,7 @@ def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
     cluster.apply(Quarantined("lost", 1, 5.0))
     assert reason(cluster, Request("t", 6)) == (
         "awaiting_release",
-        "no server with 6 GPUs: largest free is 2 on s1; lost bbbb on s1 was not renewed, but its job may "
+        "no server with 6 GPUs: largest free is 2 on s1; lost bbbb on s1 is quarantined, since its job may "
         "still run: release the lease once the job is known to be gone",
     )
     assert reason(cluster, Request("t", 8))[0] == "no_capacity"

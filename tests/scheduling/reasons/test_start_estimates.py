@@ -108,7 +108,7 @@ def test_other_reasons_for_an_unknown_start() -> None:
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
     assert detail_of(estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].why) == (
-        "runs0 bbbb on gpu-server-0 was not renewed, but its job may still run: release the lease once the "
+        "runs0 bbbb on gpu-server-0 is quarantined, since its job may still run: release the lease once the "
         "job is known to be gone"
     )
     cluster = busy(10.0)
