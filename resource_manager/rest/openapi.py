@@ -62,7 +62,7 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
         "responses": {"200": _success(route, schema_of), **_failures(route)},
     }
-    if route.body is not None:
+    if route.takes_key:
         operation["parameters"].append(
             {
                 "name": "Idempotency-Key",
@@ -73,6 +73,7 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )
+    if route.body is not None:
         operation["requestBody"] = {
             "required": any(field.is_required() for field in route.body.model_fields.values()),
             "content": {

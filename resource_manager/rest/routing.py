@@ -55,6 +55,8 @@ class Route:
     query: type[BaseModel] | None
     answer: Any
     """Type of what the handler returns; None if it says no more than Any."""
+    takes_key: bool
+    """Whether an idempotency key counts: a repeat of the others does no more than the first call did."""
     failures: tuple[int, ...] = ()
     tag: str = "service"
     max_bytes: int | None = None
@@ -81,7 +83,19 @@ class Routes:
             answer = None if answer is Any else answer
             summary = " ".join((handler.__doc__ or "").split()).removesuffix(".")
             self.all.append(
-                Route(method, path, role, handler, summary, self._page, body, query, answer, **more)
+                Route(
+                    method,
+                    path,
+                    role,
+                    handler,
+                    summary,
+                    self._page,
+                    body,
+                    query,
+                    answer,
+                    "once" in hints,
+                    **more,
+                )
             )
             return handler
 
@@ -134,7 +148,9 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         if route.body is not None:
             raw = raw_body()
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
-            once = arguments["once"] = _once(identity, raw)
+            once = None
+            if route.takes_key:
+                once = arguments["once"] = _once(identity, raw)
             response = _respond(route.handler(service, identity, **arguments))
             if once is not None and once.repeated:
                 response.headers["Idempotent-Replay"] = "true"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import signal
@@ -24,6 +26,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.manager.refusal_wording import lock_busy
+from resource_manager.rest import api
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.observability.metrics import Metrics
@@ -119,6 +122,25 @@ def test_a_change_sent_twice_with_one_key_is_made_once(open_client: FlaskClient)
         assert (
             open_client.post("/api/allocate", json=BODY, headers={"Idempotency-Key": key}).status_code == 400
         )
+
+
+def test_an_idempotency_key_is_declared_by_exactly_those_operations_that_use_it(
+    open_client: FlaskClient,
+) -> None:
+    paths = open_client.get("/openapi.json").get_json()["paths"]
+    declared = {
+        operation["operationId"]
+        for operations in paths.values()
+        for operation in operations.values()
+        if "Idempotency-Key" in {each["name"] for each in operation["parameters"]}
+    }
+    used = set()
+    for route in api.routes.all:
+        names = ast.walk(ast.parse(inspect.getsource(route.handler)))
+        if "once" in {node.id for node in names if isinstance(node, ast.Name)}:
+            used.add(route.handler.__name__)
+    assert declared == used
+    assert "announce" not in declared
 
 
 def test_what_the_service_does_not_read_is_refused_and_not_ignored(open_client: FlaskClient) -> None:

@@ -31,7 +31,6 @@ from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.routing import raw_body
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
-from resource_manager.storage.once import Once
 
 
 @routes.add("POST", "/api/reports", Role.AGENT, failures=(413,), tag="servers")
@@ -67,7 +66,7 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
 
 
 @routes.add("POST", "/api/agent/logs", Role.AGENT, max_bytes=MAX_LOGS_BYTES, tag="servers")
-def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
+def agent_logs(service: Service, caller: Identity, body: LogsBody) -> Done:
     """Bring a part of a job's output that somebody asked for."""
     _require_agent(caller, body.server)
     jobs = service.manager.stored_jobs
@@ -91,7 +90,7 @@ def _require_agent(caller: Identity, server: str) -> None:
 
 
 @routes.add("POST", "/api/jobs/order", Role.USER, failures=(404,), tag="leases")
-def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | None = None) -> Ordered:
+def order_job(service: Service, caller: Identity, body: OrderBody) -> Ordered:
     """Tell the agent of a server what to do with the job of a lease."""
     require_run_jobs(caller)
     number = service.manager.order_job(body.server, body.key, body.order, owner=owner_required(caller))

@@ -82,18 +82,14 @@ def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | No
 
 
 @routes.add("POST", "/api/announce", Role.USER, tag="queue")
-def announce(
-    service: Service, caller: Identity, body: AnnounceBody, once: Once | None = None
-) -> AnnounceAnswer:
+def announce(service: Service, caller: Identity, body: AnnounceBody) -> AnnounceAnswer:
     """Announce a demand that a task will make; it holds nothing."""
     demand = owned(service, body, caller)
     return {"announced": service.manager.announce(demand, after=body.after, copies=body.copies)}
 
 
 @routes.add("POST", "/api/withdraw", Role.USER, tag="queue")
-def withdraw(
-    service: Service, caller: Identity, body: WithdrawBody, once: Once | None = None
-) -> WithdrawAnswer:
+def withdraw(service: Service, caller: Identity, body: WithdrawBody) -> WithdrawAnswer:
     """Withdraw announced demands; of another owner as operator only."""
     owner = owner_required(caller)
     return {
@@ -140,7 +136,7 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
 
 
 @routes.add("POST", "/api/place", Role.USER, failures=(404,), tag="leases")
-def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Allocation:
+def place(service: Service, caller: Identity, body: PlaceBody) -> Allocation:
     """Store where the jobs of a lease are about to start."""
     places = [JobPlace(**place.model_dump()) for place in body.places]
     return service.manager.place_job(
@@ -165,9 +161,7 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
 
 
 @routes.add("POST", "/api/renew/batch", Role.USER, tag="leases")
-def renew_all(
-    service: Service, caller: Identity, body: RenewBatchBody, once: Once | None = None
-) -> RenewBatchAnswer:
+def renew_all(service: Service, caller: Identity, body: RenewBatchBody) -> RenewBatchAnswer:
     """Renew several leases in one commit; each counts for the limit of calls."""
     if len(body.renewals) > 1:
         service.limits.count(flask.g.counted_as, len(body.renewals) - 1)

@@ -41,7 +41,6 @@ from resource_manager.rest.schemas import (
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
-from resource_manager.storage.once import Once
 
 T = TypeVar("T")
 
@@ -103,7 +102,7 @@ def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
 
 
 @routes.add("POST", "/api/slurm", Role.USER, tag="leases")
-def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: Once | None = None) -> Done:
+def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody) -> Done:
     """Replace what is known of the jobs of a cluster of Slurm."""
     service.manager.keep_slurm_jobs(body.cluster, body.jobs)
     return {"success": True}

@@ -108,9 +108,7 @@ def begin_login(service: Service, caller: Identity | None) -> DeviceAnswer:
 
 
 @routes.add("POST", "/api/login/token", None, failures=(403, 404))
-def end_login(
-    service: Service, caller: Identity | None, body: DeviceBody, once: object = None
-) -> LogInAnswer:
+def end_login(service: Service, caller: Identity | None, body: DeviceBody) -> LogInAnswer:
     """Fetch the token of a log-in."""
     desk, provider = _desk(service)
     made = desk.end_device(provider, body.device_code)
