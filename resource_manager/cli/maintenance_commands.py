@@ -10,6 +10,7 @@ from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
 from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.session import say
 from resource_manager.cli.target import Target
 from resource_manager.manager.plurals import counted
 
@@ -41,6 +42,8 @@ def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool
         print_json(made)
         return
     click.echo(_line(made) + (" (--dry-run: not added)" if dry_run else ""))
+    if made["preempt"] and not target.manager.teams()["preemption"]:
+        say("it preempts nothing, since the teams have no preemption = true")
 
 
 @maintenance.command("list")

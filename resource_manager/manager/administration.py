@@ -53,6 +53,8 @@ class Administration:
     ) -> WindowView:
         """Keep servers free in a window of time; return it, with `dry_run` without adding it.
 
+        One that is there already, with all its words, is not added again.
+
         Raises `InvalidRequestError` for an unknown server, or a window that ends before it begins or is over.
         """
 
@@ -67,6 +69,9 @@ class Administration:
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             made[:] = [plan(cluster, now)]
+            if same := maintenance_windows.same_as(cluster, made[0]):
+                made[:] = [same]
+                return []
             return [maintenance_windows.replaced(cluster, [*cluster.windows, *made], now)]
 
         def added(cluster: ClusterState, now: float) -> WindowView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -102,6 +103,11 @@ def window_of(cluster: ClusterState, form: WindowForm, now: float) -> Window:
     # Never given again, so that a removal that is repeated cannot meet another window.
     number = cluster.version + 1
     return Window(number, names, begin, end, every_s, form.reason, form.preempt)
+
+
+def same_as(cluster: ClusterState, window: Window) -> Window | None:
+    """Return the window of the cluster that differs by its number alone, if there is one."""
+    return next((each for each in cluster.windows if each == replace(window, window_id=each.window_id)), None)
 
 
 def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> MaintenanceChanged:

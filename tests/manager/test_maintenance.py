@@ -49,7 +49,8 @@ def test_a_window_from_the_command_line_keeps_a_job_waiting_until_its_end(
 ) -> None:
     with running_on(target, manager, tmp_path) as run:
         times = ("--from", "1970-01-01T02:00+01:00", "--until", "1970-01-01T02:00Z")
-        tried = run("maintenance", "add", "a", *times, "--dry-run")
+        tried = run("maintenance", "add", "a", *times, "--preempt", "--dry-run")
+        assert "it preempts nothing, since the teams have no preemption = true" in tried.stderr
         assert (tried.exit_code, manager.maintenance()) == (0, []), tried.output
         added = run("maintenance", "add", "a", *times, "--reason", "new fans", "--json")
         assert json.loads(added.output)["from"] == "1970-01-01T01:00Z", added.output
@@ -141,7 +142,9 @@ def test_a_repeat_adds_no_second_window(manager: GPUResourceManager) -> None:
     once = Once("ada", "k", "f")
     first = manager.add_maintenance(form(3600.0, 7200.0), once=once)
     assert manager.add_maintenance(form(3600.0, 7200.0), once=once) == first
+    assert manager.add_maintenance(form(3600.0, 7200.0)) == first, "without a key, and with the same words"
     assert len(manager.maintenance()) == 1
+    assert manager.add_maintenance(form(3600.0, 7200.0, reason="fans"))["id"] != first["id"]
 
 
 def test_a_history_with_windows_leads_to_the_same_state(manager: GPUResourceManager) -> None:
