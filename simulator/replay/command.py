@@ -65,13 +65,13 @@ def command(
     trace, history = given.trace, given.history
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
-    reject_unused_options(given, [order or default_order(history)])
+    policy = policy or default_policies(trace)[0]
+    reject_unused_options(given, [policy], [order or default_order(history)])
     with progress_bar("replaying") as progress:
         if trace == "muri":
             summary = _muri(given.data, given.jobs, order or "srtf", progress)
         else:
             source = source_of(given)
-            policy = policy or default_policies(trace)[0]
             order = order or default_order(history)
             seed = seed_of(source, seed)
             rules = (given.quotas, given.solver, given.teams)

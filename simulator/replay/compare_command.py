@@ -88,7 +88,7 @@ def command(
         reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
     policies = policies or list(default_policies(given.trace))
     orders = orders or [default_order(given.history)]
-    reject_unused_options(given, orders)
+    reject_unused_options(given, policies, orders)
     with history_as_file(given.history, output_dir) as recorded:
         source = source_of(replace(given, history=recorded))
         seeds = seeds_of(seeds, seed_of(source, seed))

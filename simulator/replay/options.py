@@ -16,6 +16,7 @@ from simulator.replay.comparison import Source
 from simulator.replay.openb import first_seed
 from simulator.replay.replay import CHECKPOINT_S
 from simulator.rounds.linear_programs import SOLVERS
+from simulator.rounds.policies import ROUND_POLICIES, may_solve
 from simulator.rounds.studies import STUDIES
 
 
@@ -118,8 +119,8 @@ UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
 """Kind of trace (None: a history) -> the options without effect there."""
 
 
-def reject_unused_options(given: WorkloadOptions, orders: Sequence[str]) -> None:
-    """Raise `BadInput` for an option without effect on that workload or under those orders."""
+def reject_unused_options(given: WorkloadOptions, policies: Sequence[str], orders: Sequence[str]) -> None:
+    """Raise `BadInput` for an option without effect on that workload or under those policies and orders."""
     trace, history = given.trace, given.history
     if (trace is None) == (history is None):
         raise BadInput("name one workload: --trace with its files, or --history")
@@ -129,6 +130,9 @@ def reject_unused_options(given: WorkloadOptions, orders: Sequence[str]) -> None
         reject_given(("checkpoint_s",), "applies only to --teams and --history: else nothing is preempted")
     if not any(order.startswith("fair_share") for order in orders):
         reject_given(("quotas",), "applies only to the order fair_share")
+    if not any(map(may_solve, policies)):
+        solving = ", ".join(filter(may_solve, ROUND_POLICIES))
+        reject_given(("solver",), f"applies only to policies that solve: {solving}")
 
 
 def default_order(history: str | None) -> str:

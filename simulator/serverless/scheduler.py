@@ -32,7 +32,7 @@ def scheduler_policy(name: str, env: RawEnv, seed: int = 0) -> Policy:
     """Return the policy of that name for `env`; raise `PolicyError`."""
     if name in ENVIRONMENT_POLICIES:
         return ENVIRONMENT_POLICIES[name](env)
-    return get_policy(name, seed=seed)
+    return get_policy(name, seed=seed, beside=ENVIRONMENT_POLICIES)
 
 
 class PolicyScheduler:

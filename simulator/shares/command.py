@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from simulator.cli import options_as, print_json
+from simulator.cli import options_as, print_json, reject_given
 from simulator.errors import InputError, SimulationError
 from simulator.present.tables import print_tables
 from simulator.rounds.linear_programs import SOLVERS
@@ -37,6 +37,8 @@ SETTLE_HELP = "filled: raise levels until no job can gain; at_once: as a publish
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def command(file: Path, options: Options, as_json: bool) -> None:
     """Divide the fleet of FILE among its jobs: GPUs of each type, on average over time."""
+    if options.settle != "at_once":
+        reject_given(("solver",), "applies only to --settle at_once")
     began = time.perf_counter()
     instance = read_instance(file)
     try:

@@ -28,12 +28,20 @@ ROUND_POLICIES: dict[str, Callable[[Solve], RoundPolicy]] = {
 }
 """Name -> maker of the policy of one replay, given the solver of linear programs."""
 
+WITHOUT_SOLVER = ("tiresias", "optimus", "gandiva_fair")
+"""Those that solve nothing."""
+
 ENTRY_POINT_GROUP = "gpu_resource_manager.round_policies"
 
 
 def is_round_policy(name: str) -> bool:
     """Return True if a round policy has that name."""
     return name in ROUND_POLICIES or name in entry_points(group=ENTRY_POINT_GROUP).names
+
+
+def may_solve(name: str) -> bool:
+    """Return True if a round policy has that name and may use its solver."""
+    return is_round_policy(name) and name not in WITHOUT_SOLVER
 
 
 def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
@@ -48,4 +56,4 @@ def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
     return maker(get_solver(solver))
 
 
-__all__ = ["ROUND_POLICIES", "RoundPolicy", "get_round_policy", "is_round_policy"]
+__all__ = ["ROUND_POLICIES", "RoundPolicy", "get_round_policy", "is_round_policy", "may_solve"]

@@ -336,6 +336,11 @@ def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
         ),
         (["--trace", "csv", "--quotas", "a=1,a=0"], "one a team, such as"),
         (["--trace", "csv", "--teams", "t", "--checkpoint-every", "nan"], "'nan' is not a finite number"),
+        (["--trace", "csv", "--solver", "highs"], "--solver applies only to policies that solve: max_min"),
+        (
+            ["--trace", "shockwave", "--policy", "tiresias", "--solver", "highs"],
+            "--solver applies only to policies that solve: max_min_fairness, max_sum_throughput, min_total",
+        ),
         (["--trace", "openb", "--order", "fifo"], "--order cannot be used with --trace openb"),
         (["--trace", "openb", "--quotas", "a=1"], "--quotas cannot be used with --trace openb"),
         (["--trace", "muri", "--policy", "fgd"], "--policy cannot be used with --trace muri"),

@@ -125,7 +125,7 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--memory", "much"), "MiB"),
         (("--memory", "0"), "MiB"),
         (("--memory", "99999"), "every NUMA node has less"),
-        (("--policy", "magic"), "unknown policy"),
+        (("--policy", "magic"), "unknown policy 'magic'; known are best_fit, data_local, dot_product,"),
         (("--cluster", "absent.yaml"), "absent.yaml"),
         (("--workflows", "absent.dax"), "absent.dax: no such file"),
         (("--workflows", "ring:3"), "ring:3: no such file"),

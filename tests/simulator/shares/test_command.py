@@ -170,6 +170,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         ("--policy max_min --parts 0", "Invalid value for '--parts'"),
         ("--policy max_min --parts 2", "--parts 2 for 1 job: some parts would have none"),
         ("--policy max_min --solver simplex", "Invalid value for '--solver'"),
+        ("--policy max_min --solver ecos", "--solver applies only to --settle at_once"),
         ("--policy two_level --settle later", "Invalid value for '--settle'"),
         ("--policy two_level", "job 'x': two_level needs a team for every job"),
         ("--policy two_level --parts 2", "--parts above 1 is for --policy max_min"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 
 from resource_manager.core.cluster import ClusterState
@@ -51,16 +51,17 @@ def select_placement(cluster: ClusterState, request: Request, policy: Policy) ->
 ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
 
 
-def get_policy(name: str, *, seed: int | None = None) -> Policy:
+def get_policy(name: str, *, seed: int | None = None, beside: Iterable[str] = ()) -> Policy:
     """Return the policy of that name, built in or from an entry point; raises `PolicyError`.
 
-    A policy that draws has a method `with_seed`; a `seed` makes no difference to the others.
+    A policy that draws has a method `with_seed`; a `seed` makes no difference to the others. The caller knows
+    the policies `beside` these itself.
     """
     policy = POLICIES.get(name)
     if policy is None:
         found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
         if name not in found:
-            known = ", ".join(sorted({*POLICIES, *found}))
+            known = ", ".join(sorted({*POLICIES, *found, *beside}))
             raise PolicyError(f"unknown policy {name!r}; known are {known}")
         policy = PackagePolicy(found[name], package_policy.load(found[name]))
     with_seed: Callable[[int], Policy] | None = getattr(policy, "with_seed", None)
