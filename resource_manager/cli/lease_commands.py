@@ -33,12 +33,18 @@ mine_option = click.option("--mine", is_flag=True, help="Only yours: of the toke
 
 
 @main.command()
+@click.argument("name", required=False, metavar="")
 @mine_option
 @click.option("--server", shell_complete=completing.servers, help="Only those on this server: name or id.")
 @wide_option
 @on_target
-def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: bool) -> None:
+def leases(
+    target: Target, name: str | None, mine: bool, server: str | None, wide: bool, as_json: bool
+) -> None:
     """Show the leases, the oldest first, and the jobs on Slurm, which have no lease."""
+    if name is not None:
+        shows = f"--server {name} shows those on a server, gpu-manager status {name} one lease"
+        raise Failure(f"gpu-manager leases takes no name: {shows}", BAD_INPUT)
     found = _own(target, target.manager.leases(), mine)
     on_slurm = [
         job
@@ -46,8 +52,8 @@ def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: 
         if job["ended_at"] is None and not server
     ]
     if server:
-        name = target.manager.server(server_of(server))["server_name"]
-        found = [each for each in found if any(member["server_name"] == name for member in each["members"])]
+        on = target.manager.server(server_of(server))["server_name"]
+        found = [each for each in found if any(member["server_name"] == on for member in each["members"])]
     if as_json:
         print_json([*found, *on_slurm])
         return

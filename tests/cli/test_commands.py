@@ -34,6 +34,12 @@ def parsed(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+def test_a_name_where_none_is_taken_leads_to_what_takes_one(run: Run) -> None:
+    done = run("leases", "gpu-server-0")
+    assert done.exit_code == 2
+    assert "takes no name: --server gpu-server-0 shows those on a server, gpu-manager status" in done.output
+
+
 def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     asked = ("--gpus", "4", "--cpus", "8", "--label", "a=b", "--ttl", "60")
     lease = parsed(run("allocate", "t1", *asked, "--json"))
