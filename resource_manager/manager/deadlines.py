@@ -15,6 +15,12 @@ from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.queue_view import QueueView
 
 
+RELIEF = 0.5
+"""Part of the time until its expected end by which that has to be before the deadline for one to be at risk
+no longer: each look draws other plays, and each service has learnt from other runs.
+"""
+
+
 class Deadlines:
     """Check of the deadlines that leases and pending requests state."""
 
@@ -39,8 +45,10 @@ class Deadlines:
                 before = cluster.at_risk.get(lease_id)
                 if now >= deadline_at:
                     end: float | None = max(ends_by.get(lease_id, now), now)
-                elif (end := ends_by.get(lease_id, before)) is not None and end <= deadline_at:
-                    end = None
+                elif (end := ends_by.get(lease_id, before)) is not None:
+                    spare_s = 0.0 if before is None else RELIEF * (end - now)
+                    if end + spare_s <= deadline_at:
+                        end = None
                 if (end is None) != (before is None):
                     told.append(DeadlineRisk(lease_id, now, end))
             return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -69,6 +70,24 @@ def test_a_pending_request_at_risk_is_told_once_and_when_it_recovers(
     assert manager.check_deadlines() == 1
     assert risks(manager) == [("waits", True), ("waits", False)]
     assert manager.leases()[0]["late_end"] is None
+
+
+def test_a_deadline_that_is_hardly_at_risk_is_told_once_though_each_look_draws_other_runtimes(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    draw = random.Random(1)
+    for number in range(20):
+        manager.allocate(f"train_{number}", 8)
+        clock.now += 3600 * draw.lognormvariate(0, 0.1)
+        manager.release(f"train_{number}", outcome="SUCCESS")
+    manager.allocate("train_20", 8, ttl="1d")
+    manager.submit("train_21", 8, deadline="140min")
+    told = 0
+    for _ in range(60):
+        clock.now += 10
+        manager.renew("train_20")
+        told += manager.check_deadlines()
+    assert told == 1
 
 
 def test_a_running_job_past_its_expected_end_is_at_risk_before_its_deadline(
