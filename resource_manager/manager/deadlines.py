@@ -14,7 +14,6 @@ from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.queue_view import QueueView
 
-
 RELIEF = 0.5
 """Part of the time until its expected end by which that has to be before the deadline for one to be at risk
 no longer: each look draws other plays, and each service has learnt from other runs.

@@ -80,7 +80,7 @@ def test_a_deadline_that_is_hardly_at_risk_is_told_once_though_each_look_draws_o
         manager.allocate(f"train_{number}", 8)
         clock.now += 3600 * draw.lognormvariate(0, 0.1)
         manager.release(f"train_{number}", outcome="SUCCESS")
-    manager.allocate("train_20", 8, ttl="1d")
+    manager.allocate("train_20", 8, ttl=86400)
     manager.submit("train_21", 8, deadline="140min")
     told = 0
     for _ in range(60):
