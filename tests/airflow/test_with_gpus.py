@@ -38,6 +38,7 @@ with warnings.catch_warnings():
     from tests.airflow.any_operators import OPERATORS
 
 from resource_manager.core.models import Gpu, Node
+from resource_manager.errors import ResourceManagerError
 from tests.airflow.tasks import TASK, context_of
 
 LEASE = "test:d/r/t"
@@ -338,13 +339,22 @@ def its_gpu_failed(manager):
     )
 
 
-@pytest.mark.parametrize("fault", [lost, its_gpu_failed])
+def refused(manager):
+    def renew(*given, **more):
+        raise ResourceManagerError("the token was revoked")
+
+    return lambda: setattr(manager, "renew", renew)
+
+
+@pytest.mark.parametrize("fault", [lost, its_gpu_failed, refused])
 def test_what_a_deferred_operator_watches_is_ended_once_its_lease_is_lost_or_a_gpu_failed(manager, fault):
     """As after an outage for longer than its ttl: a pod would run on, and nobody would watch it."""
     operator, deferred = deferred_by(manager, f"watches {fault.__name__}", demand={"ttl": 1})
     event = fired(deferred, fault(manager))
     assert Watches.ended.pop() == f"watches {fault.__name__}"
-    with pytest.raises(Exception, match=r"ended while the task was deferred|GPUs failed"):
+    with pytest.raises(
+        Exception, match=r"ended while the task was deferred|GPUs failed|renewed: the token was revoked"
+    ):
         resumed(operator, deferred, event)
     assert manager.leases() == []
 

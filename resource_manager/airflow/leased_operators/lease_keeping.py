@@ -15,15 +15,15 @@ from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import STOP_S
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import LeaseNotFoundError
+from resource_manager.errors import ResourceManagerError
 
 
 class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
 
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
-    the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost:
-    what the operator's trigger watches is ended then, as when a user ends the task.
+    the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
+    or may not be renewed: what the operator's trigger watches is ended then, as when a user ends the task.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
                 await asyncio.wait([first], timeout=self.ttl_s / 4)
             else:
                 event = first.result()
-        except LeaseNotFoundError:
-            error = {"error": "the lease ended while the task was deferred"}
+        except ResourceManagerError as failure:
+            error = {"error": f"its lease could not be renewed: {failure}"}
         except Exception as failure:
             error = {"error": "Trigger failure", "traceback": traceback.format_exception(failure)}
         finally:
