@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -42,6 +43,8 @@ class JobPoll:
         self._server, self._sender, self._jobs, self._say = server, sender, jobs, say
         self._clock, self._first_pause_s = clock, first_pause_s
         self._known = ""
+        self._recent: deque[str] = deque(maxlen=4)
+        self._repeats = 0
         self._wait_s = WAIT_S
         self._trouble = ""
         self._sent: set[str] = set()
@@ -90,11 +93,15 @@ class JobPoll:
         if "jobs" not in answer:
             return
         self._known = str(answer["known"])
+        self._repeats = self._repeats + 1 if self._known in self._recent else 0
+        self._recent.append(self._known)
         self._jobs.take(answer)
         wanted = {asked["n"]: asked for asked in answer["output"]}
         for number in wanted.keys() - self._sent:
             self._send_output(wanted[number])
         self._sent = set(wanted)
+        if self._repeats > 1:  # services in turn that see it differently, as with other keys or versions
+            self._again.wait(self._first_pause_s)
 
     def _send_output(self, question: dict[str, Any]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -79,3 +80,26 @@ def test_behind_a_proxy_that_gives_up_sooner_it_asks_for_a_shorter_time(
     poll.ask_again()
     wait_for(lambda: service.count == 2)
     assert service.waits == [WAIT_S, SHORT_WAIT_S]
+
+
+class DisagreeingServices(FailingService):
+    """Two services that are asked in turn and see the jobs of a server differently."""
+
+    def ask(self, *call: Any, **how: Any) -> Mapping[str, Any]:
+        with suppress(NoAnswerError):
+            super().ask(*call, **how)
+        known = str(self.count % 2)
+        return {"server": "here", "incarnation": "", "version": 1, "known": known, "jobs": [], "output": []}
+
+
+@pytest.mark.parametrize("service", [DisagreeingServices()])
+def test_services_that_answer_differently_are_not_asked_without_a_pause(
+    service: FailingService, poll: JobPoll
+) -> None:
+    service.fails.release(100)
+    wait_for(lambda: service.count >= 4)
+    for _ in range(3):
+        before = service.count
+        poll.ask_again()
+        wait_for(lambda before=before: service.count > before)  # type: ignore[misc]
+    assert service.count < 20
