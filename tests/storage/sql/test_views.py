@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import Change, Preempting, Renewed
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Change,
+    GpuCleaned,
+    Preempting,
+    Released,
+    Renewed,
+    Resumed,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -177,20 +186,42 @@ def loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def follow(store: SqlStore, cluster: ClusterState, *changes: Change) -> None:
+    """Make these changes one by one; the views say after each what it led to."""
+    for change in changes:
+        store.commit(cluster.version, [change], now=store.now())
+        cluster.apply(change)
+        compare(store, cluster)
+
+
 def test_the_end_of_a_preemption_is_that_of_the_last_one(store: SqlStore) -> None:
-    """The first would have ended later: it was taken back, and the second began at its end."""
+    """Of those before it one would have ended later; both were taken back."""
     cluster, now = started(store), store.now()
-    changes: list[Change] = [
+    follow(
+        store,
+        cluster,
         granted(cluster, "t", now),
+        Preempting("t", 1, preemptor="u", until=now, at=now),
+        Preempting("t", 1, preemptor="", until=now, at=now),
+        Renewed("t", 1, at=now + 1, expires_at=now + 9),
         Preempting("t", 1, preemptor="u", until=now + 60, at=now),
         Preempting("t", 1, preemptor="", until=now + 60, at=now),
         Preempting("t", 1, preemptor="u", until=now, at=now),
         Renewed("t", 1, at=now + 1, expires_at=now + 9),
-    ]
-    store.commit(cluster.version, changes, now=now)
-    for change in changes:
-        cluster.apply(change)
-    compare(store, cluster)
+    )
+
+
+def test_gpus_are_cleaned_where_an_agent_is_seen_until_a_silent_server_is_resumed(store: SqlStore) -> None:
+    cluster, now = started(store), store.now()
+    server = "gpu-server-0"
+    lost, seen = AgentLost(server, now, since=now), AgentSeen(server, now)
+    follow(store, cluster, seen, granted(cluster, "a", now))
+    follow(store, cluster, Released("a", 1, now), AgentSeen("gpu-server-1", now), granted(cluster, "b", now))
+    assert len(cluster.node(server).cleaning) == 2
+    follow(store, cluster, *(GpuCleaned(server, gpu, 1, now) for gpu in (0, 1)), lost, seen)
+    follow(store, cluster, lost, Resumed(server, now), Released("b", 2, now), granted(cluster, "c", now))
+    assert not cluster.node(server).cleaning
+    follow(store, cluster, seen, Released("c", 3, now), lost)
 
 
 def test_a_reset_ends_what_ran_before(manager: GPUResourceManager) -> None:
