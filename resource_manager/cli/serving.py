@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_RATE = "1000/second"
 ARCHIVE_S = 5.0
 AUDIT_S = 1.0
+SECRET_S = 10.0
 
 DRAIN_S = PROMPT_S - 1
 """Longest wait for requests that have come, at the end of the service."""
@@ -138,7 +139,7 @@ def serve(
     has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
     opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
     notice_key = secret_in(notice_secret)
-    records: list[Chore] = []
+    records: list[Chore] = [("session secret", SECRET_S, kept.keep_secret)]
     if archive is not None:
         extend(archive, manager)
         records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))

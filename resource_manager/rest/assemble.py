@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,15 @@ SIGN_ON_AGE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """Storage of all that is not cluster state: tokens, sessions, the secret that signs."""
+    """Storage of all that is not cluster state: tokens, sessions, the secret that signs.
+
+    `keep_secret` stores the secret again if the store has lost it: else the next service makes another one.
+    """
 
     tokens: TokenStore
     sessions: SessionStore
     secret: str = field(repr=False)
+    keep_secret: Callable[[], object] = bool
 
 
 def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persistence:
@@ -53,10 +58,12 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
         return _in_database(settings.store)
     client = _redis_of(settings) if tokens_file is None else None
     if client is not None:
+        secret = redis_persistence.secret(client)
         return Persistence(
             redis_persistence.TokenRedis(client),
             redis_persistence.RedisSessions(client),
-            redis_persistence.secret(client),
+            secret,
+            partial(redis_persistence.secret, client, secret),
         )
     path = tokens_file or default_tokens_file()
     secret, sessions = _secret_and_sessions(path.parent)
@@ -74,10 +81,12 @@ def _in_database(url: str) -> Persistence:
     from resource_manager.storage.sql.database import Database
 
     database = Database(url)
+    secret = sql_persistence.secret(database)
     return Persistence(
         sql_persistence.SqlTokens(database),
         sql_persistence.SqlSessions(database),
-        sql_persistence.secret(database),
+        secret,
+        partial(sql_persistence.secret, database, secret),
     )
 
 

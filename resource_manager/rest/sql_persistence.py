@@ -13,8 +13,8 @@ from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
 
-def secret(database: Database) -> str:
-    """Return the secret that signs sessions; the first service to ask creates it."""
+def secret(database: Database, known: str = "") -> str:
+    """Return the secret that signs sessions; the first service to ask creates it, as `known` if given."""
 
     def work(connection: Connection) -> str:
         row = database.execute(
@@ -22,7 +22,7 @@ def secret(database: Database) -> str:
         ).fetchone()
         if row is not None:
             return str(row[0])
-        made = secrets.token_hex(32)
+        made = known or secrets.token_hex(32)
         database.execute(
             connection, "INSERT INTO {secret} (namespace, body) VALUES (:namespace, :body)", body=made
         )

@@ -21,8 +21,11 @@ from click.testing import CliRunner
 from cryptography.fernet import Fernet
 from waitress.server import create_server
 
+from resource_manager import Settings
 from resource_manager.cli import main
 from resource_manager.cli.serving import addresses
+from resource_manager.rest.assemble import persistence_of
+from resource_manager.storage.sql.database import Database
 from tests.eventually import wait_for
 from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
 
@@ -30,10 +33,11 @@ GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
 
 
 @contextmanager
-def serving(folder: Path, store: str, *options: str) -> Iterator[str]:
+def serving(folder: Path, store: str, *options: str, **own: str) -> Iterator[str]:
     """Run the service on a port of its own and yield its address; it ends on SIGTERM, without an error."""
     command = [*GPU_MANAGER, "--store", store, "serve", "--port", "0", *options]
-    environment = {**environment_in(folder), "GPU_MANAGER_JOB_KEYS": Fernet.generate_key().decode()}
+    keys = {"GPU_MANAGER_JOB_KEYS": Fernet.generate_key().decode()}
+    environment = {**environment_in(folder), **keys, **own}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -83,6 +87,15 @@ def test_a_service_that_ends_answers_the_requests_that_it_holds(host: str, tmp_p
         answers = [each.result(30) for each in held]
     assert time.monotonic() < ends_at
     assert [(each.status_code, each.json()["version"]) for each in answers] == [(200, version)] * 4
+
+
+def test_a_session_secret_that_the_store_lost_is_stored_again(tmp_path: Path) -> None:
+    """Else the next service signs with another one, and who logs in at one is a stranger at the other."""
+    store = f"sqlite:///{tmp_path}/state.db"
+    with serving(tmp_path, store, "--example", GPU_MANAGER_TOKENS=""):
+        known = persistence_of(Settings(store=store)).secret
+        Database(store).change("DELETE FROM {secret} WHERE namespace = :namespace")
+    assert persistence_of(Settings(store=store)).secret == known
 
 
 @pytest.fixture

@@ -57,6 +57,14 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
     assert kept.read() == {}
 
 
+def test_a_secret_that_redis_lost_is_stored_again_by_a_service_that_knows_it(url: str) -> None:
+    kept = persistence_of(Settings(store=url))
+    client = RedisClient.from_url(url)
+    client.driver.delete(client.key("session-secret"))
+    kept.keep_secret()
+    assert persistence_of(Settings(store=url)).secret == kept.secret
+
+
 def test_an_unreachable_redis_is_reported() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be reached"):
         persistence_of(Settings(store="redis://127.0.0.1:1"))
