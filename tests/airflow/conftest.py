@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 
+import psutil
 import pytest
 
 from resource_manager.jobs.launchers import LAUNCHERS, terminal
@@ -42,6 +43,18 @@ def launch_by(monkeypatch):
             monkeypatch.setitem(LAUNCHERS, name, opened)
 
     return use
+
+
+@pytest.fixture
+def at_worker_kill(monkeypatch):
+    """Return at_worker_kill(act): `act(signal)` is called where a worker without its lease kills itself."""
+
+    def call(act, children=()):
+        kill = os.kill
+        monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [*children])
+        monkeypatch.setattr(os, "kill", lambda pid, how: act(how) if pid == os.getpid() else kill(pid, how))
+
+    return call
 
 
 @pytest.fixture

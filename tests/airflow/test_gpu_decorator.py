@@ -47,15 +47,12 @@ def made(function, **arguments):
     )
 
 
-def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(monkeypatch, capsys):
+def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(at_worker_kill, capsys):
     child = subprocess.Popen(["true"])
     ended = psutil.Process(child.pid)
     child.wait()
-    killed, kill = [], os.kill
-    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [ended])
-    monkeypatch.setattr(
-        os, "kill", lambda pid, how: killed.append(how) if pid == os.getpid() else kill(pid, how)
-    )
+    killed: list[int] = []
+    at_worker_kill(killed.append, [ended])
     in_worker._end_this_process("its lease is over")
     assert killed == [signal.SIGKILL]
 

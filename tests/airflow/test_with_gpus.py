@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
-import psutil
 import pytest
 
 with warnings.catch_warnings():
@@ -508,18 +507,13 @@ def pod(monkeypatch):
     return KubernetesPodOperator
 
 
-def test_a_pod_is_ended_before_the_worker_that_waits_for_it(manager, monkeypatch, pod):
-    said, over, kill = [], Event(), os.kill
+def test_a_pod_is_ended_before_the_worker_that_waits_for_it(manager, at_worker_kill, pod):
+    said, over = [], Event()
 
-    def kill_worker(pid, how):
-        if pid == os.getpid():
-            said.append("worker killed")
-            over.set()
-        else:
-            kill(pid, how)
-
-    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
-    monkeypatch.setattr(os, "kill", kill_worker)
+    @at_worker_kill
+    def kill_worker(how):
+        said.append("worker killed")
+        over.set()
 
     def until_over():
         manager.release(LEASE)

@@ -9,7 +9,6 @@ from threading import Event, Thread
 from unittest.mock import Mock
 from uuid import uuid4
 
-import psutil
 import pytest
 
 with warnings.catch_warnings():
@@ -127,23 +126,20 @@ def test_the_log_of_a_command_that_somebody_stopped_names_them(train, context, m
 
 
 def test_a_command_is_ended_before_its_worker_once_its_lease_is_lost(
-    train, context, manager, monkeypatch, tmp_path
+    train, context, manager, at_worker_kill, tmp_path
 ):
     """As after a reset, or by a release of an operator who is wrong: its GPUs may be another task's."""
-    ended, kill = Event(), os.kill
+    ended = Event()
 
-    def kill_worker(pid, how):
-        if pid != os.getpid():
-            kill(pid, how)
-        elif not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}"):
+    @at_worker_kill
+    def kill_worker(how):
+        if not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}"):
             ended.set()
 
     def lose():
         wait_for((tmp_path / "begun").exists)
         manager.release(manager.leases()[0]["task_id"], job_end="gone", reason="by mistake")
 
-    monkeypatch.setattr(os, "kill", kill_worker)
-    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
     losing = Thread(target=lose)
     losing.start()
     command = f"echo $$ > {tmp_path}/pid; touch {tmp_path}/begun; exec sleep 60"
