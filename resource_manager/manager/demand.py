@@ -344,7 +344,7 @@ def in_words(entry: ErrorDetails) -> str:
     return entry["msg"].removeprefix("Value error, ")
 
 
-def complaint(field: str, words: Words) -> Words:
+def complaint(field: str, words: Words | str) -> Words:
     """Return the sentence about a field: `gpus must be …`, or `gpus: …` of words that begin with no verb."""
     colon = "" if str(words).startswith(_VERBS) else ":"
     return Words("{}{} {}", Words.parameter(field), colon, words)

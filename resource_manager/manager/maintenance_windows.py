@@ -21,7 +21,6 @@ from resource_manager.manager.demand_fields import ServerRef, Text
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.wording import bounded
 from resource_manager.scheduling.queue.windows import running
-from resource_manager.words import Words
 
 MAX_WINDOWS = 1000
 MAX_NAMED = 5
@@ -83,7 +82,7 @@ class WindowForm(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            words = complaint(str(first["loc"][0]), Words("{}", in_words(first)))
+            words = complaint(str(first["loc"][0]), in_words(first))
             raise InvalidRequestError(words) from None
 
 

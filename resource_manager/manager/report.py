@@ -20,7 +20,6 @@ from resource_manager.scheduling.accounting.gpu_hours import (
     hours_by,
 )
 from resource_manager.storage.history_file import HistorySource, collect
-from resource_manager.words import Words
 
 DAY_S = 86_400.0
 MAX_STEPS = 60
@@ -55,7 +54,7 @@ class ReportQuery(BaseModel):
             return cls.model_validate({"by": list(by), "since": since})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            words = complaint(".".join(map(str, first["loc"])), Words("{}", in_words(first)))
+            words = complaint(".".join(map(str, first["loc"])), in_words(first))
             raise InvalidRequestError(words) from error
 
 

@@ -92,7 +92,7 @@ def quarantine_in_words(lease: Lease) -> str:
     why = "was released by force" if lease.revoked else "was not renewed"
     if lease.preempted_by:
         why = "is held beyond its preemption"
-    if len(lease.members) < lease.request.nodes:
+    if lease.ranks:
         why = "is what is left of its gang, whose other members were released"
     where = f"its job on {servers}"
     if lease.places and lease.places[0].user:

@@ -46,7 +46,7 @@ class Persistence:
     tokens: TokenStore
     sessions: SessionStore
     secret: str = field(repr=False)
-    keep_secret: Callable[[], object] = bool
+    keep_secret: Callable[[], object] = lambda: None
 
 
 def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persistence:
