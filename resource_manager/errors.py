@@ -310,6 +310,10 @@ class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has checked it."""
 
 
+class StateReplacedError(StateLostError):
+    """The store holds another state than was read from it before: no lease of that one is in it."""
+
+
 class StateClosedError(StoreError):
     """The state was closed by a final backup: it goes on where that is restored, and takes no commit here."""
 

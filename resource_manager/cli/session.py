@@ -15,7 +15,7 @@ import click
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
 from resource_manager.core.names import display_name
-from resource_manager.errors import LeaseNotFoundError, OutageError, is_outage
+from resource_manager.errors import LeaseNotFoundError, OutageError, StateLostError, is_outage
 from resource_manager.manager.patience import patiently
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ class Session:
         if self.signals.is_settled(future, GIVE_BACK_S):
             error = future.exception()
             if error is None or isinstance(error, LeaseNotFoundError):
+                return
+            if isinstance(error, StateLostError):  # there is nothing to give back
+                say(str(error))
                 return
             if not is_outage(error):
                 raise error

@@ -11,7 +11,13 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.core.names import name_of, short
-from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, NewerFormatError, OtherOwnerError
+from resource_manager.errors import (
+    InvalidRequestError,
+    LeaseNotFoundError,
+    NewerFormatError,
+    OtherOwnerError,
+    StateLostError,
+)
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import NO_END, reported_end
@@ -244,22 +250,28 @@ class Commands:
         With `for_s`, at most a day, it lives for so many seconds if that is longer.
         The answer's `state` is PREEMPTING if the job must end by `until`.
 
-        Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
+        Raises `LeaseNotFoundError` if the lease has ended, also if it is not in the state that took the place
+        of its own, and `OtherOwnerError` if it is not that owner's.
         """
-        return self._commits.run(
-            lambda cluster, now: lease_steps.renew(
-                cluster,
-                lease_id,
-                now,
-                fencing_token=fencing_token,
-                owner=owner,
-                checkpoint_at=checkpoint_at,
-                for_s=for_s,
-            ),
-            _allocation_of(lease_id),
-            once=repeats.of_renewal(once, lease_id, serializers.allocation),
-            lease_id=lease_id if fencing_token is not None else None,
-        )
+        try:
+            return self._commits.run(
+                lambda cluster, now: lease_steps.renew(
+                    cluster,
+                    lease_id,
+                    now,
+                    fencing_token=fencing_token,
+                    owner=owner,
+                    checkpoint_at=checkpoint_at,
+                    for_s=for_s,
+                ),
+                _allocation_of(lease_id),
+                once=repeats.of_renewal(once, lease_id, serializers.allocation),
+                lease_id=lease_id if fencing_token is not None else None,
+            )
+        except StateLostError as error:
+            if not self._commits.has_lost(lease_id, fencing_token):
+                raise
+            raise LeaseNotFoundError(lease_id, fencing_token) from error
 
     def renew_all(self, renewals: Sequence[Renewal], *, owner: str | None = None) -> list[bool]:
         """Renew several leases in one commit; return of each whether it is still held, by that owner."""
@@ -288,7 +300,7 @@ class Commands:
 
         try:
             return self._commits.run(step, lambda cluster, now: list(held))
-        except NewerFormatError:  # of such a state each lease is renewed for itself
+        except (NewerFormatError, StateLostError):  # of such a state each lease is renewed for itself
             return [self._is_renewed(each, owner) for each in renewals]
 
     def _is_renewed(self, renewal: Renewal, owner: str | None) -> bool:

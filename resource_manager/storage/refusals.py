@@ -10,9 +10,12 @@ from resource_manager.errors import (
     NewerFormatError,
     StaleStateError,
     StateLostError,
+    StateReplacedError,
     StateUnconfirmedError,
 )
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
+
+ANOTHER_STATE = "another state"
 
 
 def unreadable(where: str, error: CorruptStateError) -> CorruptStateError:
@@ -58,8 +61,9 @@ def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnc
 
 
 def lost(where: str, version: int, present: object) -> StateLostError:
-    """Return the error for a state that is gone, or older than the version read from it before."""
-    return StateLostError(
+    """Return the error for a state that is gone, another, or older than the version read from it before."""
+    kind = StateReplacedError if present == ANOTHER_STATE else StateLostError
+    return kind(
         f"{where} has lost the state that was read from it before (version {version}; now: {present}); "
         "restore its data, or check which jobs still run and start over with a reset"
     )

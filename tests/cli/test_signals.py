@@ -285,6 +285,22 @@ def test_a_signal_ends_a_job_while_the_store_is_silent_and_its_lease_afterwards(
     wait_for(lambda: left(environment) == [], 30.0)
 
 
+def test_a_job_that_ends_after_its_store_was_emptied_keeps_its_exit_code(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    environment = environment_of(tmp_path, redis.fresh_url())
+    script = f": {environment[MARK]}; echo ready; until [ -e {tmp_path}/end ]; do sleep 0.05; done; exit 4"
+    process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    with redis.client() as client:
+        client.flushall()
+    (tmp_path / "end").touch()
+    _, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
+    assert process.returncode == 4
+    assert "has lost the state that was read from it before" in said.splitlines()[-1]
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("silence_s", [3.0, 12.0])
 @pytest.mark.parametrize("place", ["here", "ssh"])

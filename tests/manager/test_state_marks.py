@@ -1,7 +1,8 @@
-"""A store that was set back to a dump: what a service, its archive or an agent remembers tells it."""
+"""A store that was set back to a dump: what a service, its archive, an agent or an owner remembers."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.errors import LeaseNotFoundError, StateLostError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
@@ -130,6 +132,38 @@ def test_an_emptied_store_is_no_new_one_until_an_operator_says_so(place: Place) 
         assert begun.reset_resources()
         marks.check()
         assert not isinstance(begun.allocate("next", 2), Refusal)
+
+
+def test_an_owner_learns_that_its_lease_is_not_in_an_older_state(place: Place) -> None:
+    """Processes that begin there grant its GPUs, so it must not go on."""
+    bring_back = place.dump()
+    with place.manager() as manager:
+        first, later = manager.renew("first"), manager.submit("later", 2)
+        assert later["state"] == "RUNNING"
+        bring_back()
+        with pytest.raises(LeaseNotFoundError, match="no live lease of task 'later' with fencing token 2"):
+            manager.renew("later", fencing_token=later["fencing_token"])
+        assert manager.renew_all([{"task_id": "later", "fencing_token": 2, "checkpoint_at": None}]) == [False]
+        with pytest.raises(StateLostError):
+            manager.renew("first", fencing_token=first["fencing_token"])
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_owner_learns_that_its_store_began_anew_once_something_may_be_granted_there(
+    tmp_path: Path, has_begun: bool
+) -> None:
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+        lease = manager.submit("job", 2)
+        assert lease["state"] == "RUNNING"
+        with closing(sqlite3.connect(tmp_path / "state.db")) as database:
+            for table in ("state", "snapshot", "change"):
+                database.execute(f"DELETE FROM gpu_manager_{table}")
+            database.commit()
+        if has_begun:
+            GPUResourceManager.from_url(url, inventory=default_inventory()).close()
+        with pytest.raises(LeaseNotFoundError if has_begun else StateLostError):
+            manager.renew("job", fencing_token=lease["fencing_token"])
 
 
 def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from resource_manager.core.changes import Change, MembersReleased, Quarantined, 
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Grounds, misconfigured, recovering
-from resource_manager.errors import NO_SERVERS, InvalidRequestError, NewerFormatError, RepeatedError
+from resource_manager.errors import (
+    NO_SERVERS,
+    InvalidRequestError,
+    NewerFormatError,
+    RepeatedError,
+    StateReplacedError,
+    StoreError,
+)
 from resource_manager.manager.commit.asking import Step, asking
 from resource_manager.manager.commit.group import Operation, Reader, Repeatable
 from resource_manager.manager.commit.group_commits import Expirations, GroupCommits
@@ -209,6 +216,20 @@ class Transactions:
         asked_at = time.monotonic()
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(asked_at, math.inf), self.store.now())
+
+    def has_lost(self, lease_id: str, fencing_token: int | None) -> bool:
+        """Return whether the state that took the place of the one read before lacks that lease.
+
+        This process grants nothing there, but one that starts now does.
+        """
+        try:
+            cluster = self.store.refresh(None)
+        except StateReplacedError:
+            return True
+        except StoreError:
+            return False
+        lease = None if cluster is None else cluster.leases.get(lease_id)
+        return cluster is not None and (lease is None or lease.fencing_token != fencing_token)
 
     def known(self) -> ClusterState | None:
         """Return the replica as it is, None before the first read; see `peek_replica`."""

@@ -29,6 +29,7 @@ from resource_manager.errors import (
     StaleStateError,
     StateClosedError,
     StateLostError,
+    StateReplacedError,
     StoreUnavailableError,
 )
 from resource_manager.storage import refusals
@@ -299,7 +300,7 @@ class VariableStore:
             return None
         stored = document.from_json(text, self._where)
         if self.incarnation and stored.incarnation != self.incarnation and not stored.operator_reset:
-            raise StateLostError(
+            raise StateReplacedError(
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
         return stored

@@ -51,7 +51,8 @@ def refuse(
             raise refusals.unconfirmed(window_s, float(left_s), float(clock_jump_s or 0))
         case "format":
             check_format(detail, f"the state in {where}")
-    raise refusals.lost(where, version, status if status != "behind" else stored)
+    present = {"behind": stored, "lost": refusals.ANOTHER_STATE}
+    raise refusals.lost(where, version, present.get(status, status))
 
 
 def suspension_in(detail: bytes, now: float) -> Suspension:

@@ -271,7 +271,7 @@ class SqlStore:
         if row.format > STORED_FORMAT:
             check_format(row.format, f"the state in {self.database.address}")
         if self.incarnation and row.incarnation != self.incarnation and not row.operator_reset:
-            raise self._lost(version, "another state")
+            raise self._lost(version, refusals.ANOTHER_STATE)
         if row.server != row.this_server:
             cluster = self._stored_state()
             if cluster is not None and cluster.version == row.version:  # else another client was first

@@ -16,6 +16,7 @@ from resource_manager.errors import (
     SettingsError,
     StaleStateError,
     StateLostError,
+    StateReplacedError,
     StoreUnavailableError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -230,7 +231,9 @@ def test_a_state_started_without_a_reset_is_a_lost_state(
     started(VariableStore(other_variables, RedisClient.from_url(f"{redis_url}-other")))
     for text in (other_variables.texts[KEY], json.dumps(ORIGINAL)):
         variables.texts[KEY] = text
-        with pytest.raises(StateLostError, match="holds another state than before, started without a reset"):
+        with pytest.raises(
+            StateReplacedError, match="holds another state than before, started without a reset"
+        ):
             store.refresh(None)
 
 
@@ -243,7 +246,7 @@ def test_the_first_commit_gives_a_document_of_the_original_its_identity(
     add(store, cluster, "a")
     assert store.refresh(cluster) is cluster
     variables.texts[KEY] = json.dumps(ORIGINAL)
-    with pytest.raises(StateLostError, match="holds another state"):
+    with pytest.raises(StateReplacedError, match="holds another state"):
         store.refresh(None)
 
 

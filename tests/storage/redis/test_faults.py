@@ -34,6 +34,7 @@ from resource_manager.errors import (
     NewerFormatError,
     StaleStateError,
     StateLostError,
+    StateReplacedError,
     StateUnconfirmedError,
     StoreUnavailableError,
 )
@@ -185,9 +186,9 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
                 step()
         newcomer = opened(server.url)
         assert newcomer.initialise(first_state()), "a new client cannot detect the loss"
-        with pytest.raises(StateLostError):
+        with pytest.raises(StateReplacedError, match=r"\(version 1; now: another state\)"):
             store.refresh(cluster)
-        with pytest.raises(StateLostError):
+        with pytest.raises(StateReplacedError):
             add(store, cluster, "b")
         opened(server.url).replace(first_state())
         for client in (store, newcomer, opened(server.url)):

@@ -27,6 +27,7 @@ from resource_manager.errors import (
     NewerFormatError,
     StaleStateError,
     StateLostError,
+    StateReplacedError,
     StateUnconfirmedError,
     StoreError,
     StoreFullError,
@@ -504,7 +505,7 @@ def test_another_state_in_the_same_place_is_a_lost_state(url: str, stack: ExitSt
     store = stack.enter_context(closing(open_store(url)))
     started(store)
     execute(url, "UPDATE {state} SET incarnation = 'another' WHERE namespace = :namespace")
-    with pytest.raises(StateLostError):
+    with pytest.raises(StateReplacedError):
         store.refresh(None)
 
 
