@@ -176,6 +176,8 @@ class GroupCommits:
         since = time.monotonic() - LOOK_AGAIN_S
         for operation in decided:
             if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
+                if isinstance(operation, Expirations):
+                    _log(cluster, operation.due)
                 operation.finish(cluster, now)
         self._recovery.extended()
         self.store.tidy_up(cluster)
@@ -219,7 +221,6 @@ class GroupCommits:
             due = lease_steps.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, Expirations)]
         if due:
-            _log(cluster, due)
             own = own or [Expirations(self._circumstances)]
         if not own:
             return group

@@ -168,6 +168,21 @@ class TestOneStep:
         assert store.commits[2:] == [["Expired", "Expired", "Granted"]]
         assert caplog.messages == ["not renewed in time: early vnpm, early too f462"]
 
+    def test_logs_no_expiration_that_is_not_committed(self, caplog: pytest.LogCaptureFixture) -> None:
+        now = [1_000.0]
+        store = WatchedStore(clock=lambda: now[0])
+        state = on(store)
+        grant(state, "late", ttl_s=10)
+        now[0] += 11
+
+        def refuse() -> None:
+            raise StateUnconfirmedError("restarted", remaining_s=5.0)
+
+        store.before_commit.append(refuse)
+        with caplog.at_level(logging.WARNING):
+            state.expire_and_schedule()
+        assert caplog.messages == ["restarted"]
+
     def test_is_measured(self, state: Transactions, notes: Notes) -> None:
         grant(state, "a")
         assert [name for name, _ in notes.values] == ["commit_s"]
