@@ -17,6 +17,7 @@ from typing import Any
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.base import RENEW_EVERY_S
 from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
@@ -33,6 +34,7 @@ from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.patience import patiently
 from resource_manager.manager.plurals import numbered_gpus
+from resource_manager.manager.recorded_changes import LEASE_GONE
 from resource_manager.manager.results import Allocation, ReleaseResult
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
@@ -43,6 +45,9 @@ TRY_LABEL = "try_number"
 
 STOP_S = 15.0
 """Time in which what an operator started elsewhere should be ended, once its lease is lost."""
+
+HELD_FOR = 0.75
+"""Part of its ttl for which a lease counts as held since its last renewal; then what uses it is ended."""
 
 PATIENCE_S = 120.0
 """Time for which a worker asks again at the begin and the end of its work if the manager does not answer."""
@@ -318,7 +323,7 @@ def kept_alive(
     """
     over = threading.Event()
     renewed_at = clock()
-    problem = "no answer"
+    problem, every_s = "no answer", min(ttl_s / 4, RENEW_EVERY_S)
 
     def renew() -> Allocation:
         nonlocal renewed_at
@@ -331,13 +336,13 @@ def kept_alive(
 
     def keep() -> None:
         nonlocal problem
-        taken_until, pause_s = math.inf, ttl_s / 4
+        taken_until, pause_s = math.inf, every_s
         while not over.wait(min(pause_s, max(taken_until - clock(), 0.0))):
             if clock() >= taken_until:
                 end("the lease was taken, and the time to save is over")
                 return
             try:
-                lease, pause_s = renew(), ttl_s / 4
+                lease, pause_s = renew(), every_s
                 if lease["gpu_failed"] and not over.is_set():
                     end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
@@ -345,15 +350,15 @@ def kept_alive(
                     taken_until = renewed_at + _tell(lease)
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
-                    end("the lease was ended by another client")
+                    end(LEASE_GONE)
                     return
             except Exception as error:  # any failure to renew lets the lease expire
-                problem, pause_s = str(error), ttl_s / 16
+                problem, pause_s = str(error), every_s / 4
 
     # A separate thread, since a renewal may wait for its answer until after the lease has expired.
     def end_in_time() -> None:
-        while not over.wait(max(renewed_at + 0.75 * ttl_s - clock(), 0.0)):
-            if clock() - renewed_at >= 0.75 * ttl_s:
+        while not over.wait(max(renewed_at + HELD_FOR * ttl_s - clock(), 0.0)):
+            if clock() - renewed_at >= HELD_FOR * ttl_s:
                 end(f"the lease could not be renewed: {problem}")
                 return
 

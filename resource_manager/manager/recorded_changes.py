@@ -21,6 +21,8 @@ PAGE = 1000
 MAX_LOOKED_AT = 20_000
 """Number of changes looked through for those that name a lease."""
 
+LEASE_GONE = "the lease was ended by another client, or its store lost it"
+
 
 def recorded(store: Store, after: int, limit: int, by: str = "", what: What | None = None) -> list[Recorded]:
     """Return the store's changes after a version, oldest first, as far as `matches` takes them."""

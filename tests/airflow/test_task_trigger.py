@@ -299,6 +299,11 @@ def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, 
     until(again(trigger, ttl_s=4 * life_s), lambda: manager.history(what="renew"))
 
 
+def test_a_long_lease_is_renewed_in_each_recovery_window(asks, manager, pause):
+    pause({"airflow.shared_manager.RENEW_TOGETHER_S": 0.01, "airflow.task_trigger.base.RENEW_EVERY_S": 0.05})
+    until(again(asks("sleep 60"), ttl_s=3600.0), lambda: len(manager.history(what="renew")) > 2)
+
+
 @pytest.fixture
 def read_always(pause):
     """Triggers that read the use of the GPUs again each time."""

@@ -37,7 +37,7 @@ with warnings.catch_warnings():
     from tests.airflow.any_operators import OPERATORS
 
 from resource_manager.core.models import Gpu, Node
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from tests.airflow.tasks import TASK, context_of
 
 LEASE = "test:d/r/t"
@@ -295,6 +295,16 @@ def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
     assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
 
 
+def test_a_long_lease_is_renewed_in_each_recovery_window_while_its_operator_is_deferred(
+    manager, connect, pause
+):
+    pause({"airflow.task_trigger.base.RENEW_EVERY_S": 0.05})
+    _, deferred = deferred_by(manager, demand={"ttl": 3600})
+    connect(seen := Mock(wraps=manager))
+    fired(deferred)
+    assert seen.renew.call_count > 3
+
+
 def test_a_lease_outlives_the_time_in_which_neither_worker_nor_triggerer_renews_it(manager):
     def life_s():
         return next(lease["expires_at"] for lease in manager.leases()) - time.time()
@@ -356,6 +366,50 @@ def test_what_a_deferred_operator_watches_is_ended_once_its_lease_is_lost_or_a_g
     ):
         resumed(operator, deferred, event)
     assert manager.leases() == []
+
+
+def silent_until(manager, is_over):
+    """Return what makes the store silent for renewals until then."""
+    renew = manager.renew
+
+    def asked(*given, **more):
+        if not is_over():
+            raise StoreUnavailableError("no answer")
+        return renew(*given, **more)
+
+    return lambda: setattr(manager, "renew", asked)
+
+
+def test_what_a_deferred_operator_watches_is_ended_in_time_while_nobody_answers(manager, pause):
+    pause({"airflow.task_trigger.base.OUTAGE_POLL_S": 0.02})
+    operator, deferred = deferred_by(manager, "watches a silent store", demand={"ttl": 0.5})
+    event = fired(deferred, silent_until(manager, lambda: Watches.ended))
+    assert Watches.ended.pop() == "watches a silent store"
+    with pytest.raises(Exception, match=r"renewed for 0.375 s: the GPU manager does not answer"):
+        resumed(operator, deferred, event)
+    assert manager.leases() == []
+
+
+def test_a_deferred_operator_whose_trigger_fires_meanwhile_outlasts_a_silent_store(manager, pause):
+    pause({"airflow.task_trigger.base.OUTAGE_POLL_S": 0.02})
+    operator, deferred = deferred_by(manager, demand={"ttl": 2})
+    ends_at = time.monotonic() + 1.7
+    silent_until(manager, lambda: time.monotonic() > ends_at)()
+    assert resumed(operator, deferred, fired(deferred))[0] == {"found": "value"}
+
+
+def test_the_log_names_a_trigger_that_cannot_end_what_it_watches(manager, connect, said_by):
+    """Its event may come after hours."""
+    _, deferred = deferred_by(manager)
+    connect(
+        Mock(wraps=manager, renew=lambda *args, **more: manager.renew(*args, **more) | {"gpu_failed": "x"})
+    )
+    said = said_by(lease_keeping.LeaseKeepingTrigger)
+    fired(deferred)
+    assert (
+        "one of its GPUs failed: x; end what it started by hand: it may still run, as Waits has no on_kill"
+        in said
+    )
 
 
 def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):

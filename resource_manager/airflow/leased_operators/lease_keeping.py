@@ -12,7 +12,8 @@ from typing import Any
 from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import STOP_S
+from resource_manager.airflow.in_worker import HELD_FOR, STOP_S
+from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
@@ -23,7 +24,8 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
 
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
     the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
-    or may not be renewed: what the operator's trigger watches is ended then, as when a user ends the task.
+    or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user ends the
+    task.
     """
 
     def __init__(
@@ -52,26 +54,21 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         self.own.task_instance, self.own.trigger_id = self.task_instance, self.trigger_id
         lease_id, token = self.identity.lease_id, self.fencing_token
         first = asyncio.ensure_future(anext(aiter(self.own.run())))
+        keeping = asyncio.ensure_future(self._keep())
         error: dict[str, Any] = {}
         try:
-            while not first.done():
-                lease = await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
-                if why := lease["gpu_failed"]:
-                    error = {"error": f"one of its GPUs failed: {why}"}
-                    break
-                await asyncio.wait([first], timeout=self.ttl_s / 4)
-            else:
+            await asyncio.wait([first, keeping], return_when=asyncio.FIRST_COMPLETED)
+            if first.done():
                 event = first.result()
-        except ResourceManagerError as failure:
-            error = {"error": f"its lease could not be renewed: {failure}"}
+            else:
+                error = {"error": keeping.result()}
         except Exception as failure:
             error = {"error": "Trigger failure", "traceback": traceback.format_exception(failure)}
         finally:
             first.cancel()
+            keeping.cancel()
         if error and "traceback" not in error:
-            self.log.error("%s; ending what it started", error["error"])
-            with suppress(Exception):  # the task fails either way
-                await asyncio.wait_for(self.on_kill(), STOP_S)
+            await self._end(error["error"])
         if error:
             yield await self._hand_over(token, {"fencing_token": token, "error": error})
         elif isinstance(event, BaseTaskEndEvent):
@@ -80,6 +77,37 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             yield event
         else:
             yield await self._hand_over(token, {"fencing_token": token, "event": event.payload})
+
+    async def _keep(self) -> str:
+        """Renew the lease until it cannot be, or a GPU of it fails; return why."""
+        lease_id, token, clock = self.identity.lease_id, self.fencing_token, asyncio.get_running_loop().time
+        renewed_at = clock()
+        while True:
+            asked_at = clock()
+            try:
+                async with asyncio.timeout_at(renewed_at + HELD_FOR * self.ttl_s):
+                    lease = await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
+            except TimeoutError:
+                late = f"for {HELD_FOR * self.ttl_s:g} s"
+                return f"its lease could not be renewed {late}: the GPU manager does not answer"
+            except ResourceManagerError as failure:
+                return f"its lease could not be renewed: {failure}"
+            if why := lease["gpu_failed"]:
+                return f"one of its GPUs failed: {why}"
+            renewed_at = asked_at
+            await asyncio.sleep(min(self.ttl_s / 4, base.RENEW_EVERY_S))
+
+    async def _end(self, why: str) -> None:
+        """End what the operator's trigger watches, if that can."""
+        own = type(self.own)
+        if getattr(own, "on_kill", None) in (None, getattr(BaseTrigger, "on_kill", None)):
+            self.log.error(
+                "%s; end what it started by hand: it may still run, as %s has no on_kill", why, own.__name__
+            )
+            return
+        self.log.error("%s; ending what it started", why)
+        with suppress(Exception):  # the task fails either way
+            await asyncio.wait_for(self.on_kill(), STOP_S)
 
     async def cleanup(self) -> None:
         await self.own.cleanup()

@@ -127,9 +127,10 @@ class LeasedOperator(RunsInWorker):
             manager = self.manager
             allocation = self._lease_of_this_try(context, manager)
         if allocation is None or allocation["fencing_token"] != event["fencing_token"]:
+            why = event.get("error", {}).get("error", "")
             raise AirflowException(
                 "the lease ended while the task was deferred: it expired before a worker went on with "
-                f"it (ttl = {self._ttl}), or another client ended it"
+                f"it (ttl = {self._ttl}), or another client ended it" + (f"; {why}" if why else "")
             )
         if "error" in event:
             self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, _reason_of(event["error"]))

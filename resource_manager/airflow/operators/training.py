@@ -35,6 +35,7 @@ from resource_manager.jobs.launchers.base import check_image
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
+from resource_manager.manager.recorded_changes import LEASE_GONE
 
 NO_COMMAND = "command is missing: only an image has one of its own"
 
@@ -235,7 +236,7 @@ class GPUTrainingOperator(GPUOperator):
             case EndState.GPU_FAILED:
                 return f"the job was stopped, as one of its GPUs failed: {end.detail}"
             case EndState.LEASE_LOST:
-                return f"{end.detail or 'the lease was ended by another client'}, so the job was stopped"
+                return f"{end.detail or LEASE_GONE}, so the job was stopped"
             case EndState.JOB_UNREACHABLE if end.rank is not None:
                 return f"rank {end.rank} is out of reach: {end.detail}"
             case EndState.JOB_ENDED if end.detail:

@@ -35,6 +35,10 @@ MIN_DEFERRAL_S = conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0
 has read that the task was deferred (apache/airflow issues 71580 and 72716). A worker's supervisor may see up
 to its heartbeat interval late that the process of a deferred task is over."""
 
+RENEW_EVERY_S = 40.0
+"""Longest time between two renewals: an owner has to learn in the recovery window, of a minute unless set,
+that a store which was set back has lost the lease."""
+
 
 LAUNCHER_THREADS = 32
 """Calls of launchers at the same time; one to a server out of reach takes half a minute."""

@@ -130,7 +130,7 @@ class JobWatch:
         return self._watches[0].last_line
 
     async def renew_if_due(self) -> None:
-        """Have the lease renewed every third of its life; raises `LeaseNotFoundError` if it is gone."""
+        """Have the lease renewed in time for the next third of its life; raises `LeaseNotFoundError`."""
         if self._renewal is not None and self._renewal.done():
             renewal, self._renewal = self._renewal, None
             try:
@@ -143,7 +143,7 @@ class JobWatch:
         now, job = self._clock(), self.jobs[0]
         if self._renewal is not None or now < self._renew_at:
             return
-        self._renew_at = now + self._plan.ttl_s / 3
+        self._renew_at = now + min(self._plan.ttl_s / 3, base.RENEW_EVERY_S)
         saved = [watch.status.checkpoint_at for watch in self._watches]
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from resource_manager.airflow.task_demand import is_of, submit
 from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, StateLostError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, queue_again
@@ -66,8 +67,8 @@ class TaskLease:
         """
         third_s, lease = self._plan.ttl_s / 3, self._held
         if lease is None or lease["expires_at"] is None:
-            return third_s
-        return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), third_s)
+            return min(third_s, base.RENEW_EVERY_S)
+        return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), third_s, base.RENEW_EVERY_S)
 
     def is_still(self, entry: Submission) -> bool:
         """Return whether it is this lease, neither a later one of the task nor its pending request."""
@@ -96,7 +97,7 @@ class TaskLease:
     async def ended_by(self) -> str:
         """Return who ended the lease or request, which is gone; empty if it is unknown."""
         lease_id = self._trigger.identity.lease_id
-        return await self._trigger.ask(lambda manager: ended_by_others(manager, lease_id))
+        return await self._unless_lost(lambda manager: ended_by_others(manager, lease_id)) or ""
 
     async def wait_for_stopper(self) -> None:
         """Wait a moment for who stopped the job to release the lease: only then it is known who did."""
@@ -110,8 +111,16 @@ class TaskLease:
     async def newest(self) -> Submission | None:
         """Return the task's lease or pending request as it is now."""
         identity = self._trigger.identity
-        entry = await self._trigger.ask(lambda manager: manager.status_of(identity.lease_id))
+        entry = await self._unless_lost(lambda manager: manager.status_of(identity.lease_id))
         return entry if entry is not None and is_of(entry, identity) else None
+
+    async def _unless_lost(self, act: Callable[[LeaseService], T]) -> T | None:
+        """Return what the manager answers; None if its store lost the state, which a new request is told."""
+        try:
+            return await self._trigger.ask(act)
+        except StateLostError as error:
+            self._trigger.log.error("%s", error)
+            return None
 
     async def pending(self) -> QueueEntry | None:
         """Return the task's pending request as read for all tasks of this triggerer, None if it has none.
@@ -185,7 +194,7 @@ class TaskLease:
             if self._held is not None:
                 with suppress(ResourceManagerError, AirflowException):  # the next step finds out
                     self._held = await self._trigger.shared.call(self._renew)
-            due_s = self._plan.ttl_s / 3
+            due_s = min(self._plan.ttl_s / 3, base.RENEW_EVERY_S)
 
     async def _with_manager(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
         """Do what asks manager and launchers, as often as it takes until the manager answers."""

@@ -32,6 +32,7 @@ from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over,
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
 from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.plurals import counted, numbered_gpus
+from resource_manager.manager.recorded_changes import LEASE_GONE
 from resource_manager.manager.results import QueueEntry, Submission
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 
@@ -380,7 +381,7 @@ class TaskTrigger(TaskBoundTrigger):
         """Find out why the lease is gone; its GPUs may be another task's, so its job is stopped first."""
         if await self._is_known_end():  # another trigger of this task released it
             return TaskState.ENDING
-        self.log.error("the lease was ended by another client; stopping the job")
+        self.log.error("%s; stopping the job", LEASE_GONE)
         gang = GangJob.of(self._lease.allocation)
         stopped = None if gang is None else await self._lease.launch(gang.stop)
         for problem in () if stopped is None else stopped.left.values():
