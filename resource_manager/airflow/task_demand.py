@@ -15,6 +15,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
+    NoServersError,
     PriorityError,
     ResourceManagerError,
 )
@@ -205,9 +206,9 @@ def submit(
         _require_owner(manager, status, owner)
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             status = manager.renew(demand.lease_id, fencing_token=status["fencing_token"])
-    except InvalidRequestError as error:
-        raise AirflowFailException(str(error)) from None
     except ResourceManagerError as error:
+        if isinstance(error, InvalidRequestError) and not isinstance(error, NoServersError):
+            raise AirflowFailException(str(error)) from None
         raise AirflowException(str(error)) from error
     return status
 

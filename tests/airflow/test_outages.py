@@ -1,5 +1,6 @@
 """First requests of tasks while the manager does not answer: the try goes on once it does."""
 
+import asyncio
 import logging
 import warnings
 from contextlib import contextmanager
@@ -19,18 +20,21 @@ with warnings.catch_warnings():
         GPUTrainingOperator,
     )
     from resource_manager.airflow.sensors import GPUAvailableSensor
-    from resource_manager.airflow.version_compat import AirflowException
+    from resource_manager.airflow.shared_manager import SharedManager
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
+from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
+    StateLostError,
     StoreRefusedError,
     StoreUnavailableError,
 )
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.manager.results import ReleaseResult
-from resource_manager.rest.client_errors import ServiceUnavailableError
+from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
 from resource_manager.storage.outage import outage
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
@@ -340,6 +344,61 @@ def test_a_release_whose_answer_was_lost_is_told_as_done_and_one_by_others_is_no
     service = Mock(wraps=manager, release=release)
     assert released(service, lease) is ReleaseResult.RELEASED
     assert released(service, lease) is ReleaseResult.NOT_HELD
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_store_without_servers_leaves_the_task_its_other_tries(manager, connect, name):
+    """It was emptied, perhaps, and its cluster will be applied."""
+    connect(GPUResourceManager(Settings(store="redis://unused"), store=MemoryStore()))
+    with pytest.raises(AirflowException, match="no servers yet: gpu-manager apply FILE") as failed:
+        OPERATORS[name]().execute(context_of())
+    assert not isinstance(failed.value, AirflowFailException)
+
+
+def test_a_sensor_waits_for_the_servers_of_a_store(manager, connect, fast_triggers):
+    empty = GPUResourceManager(Settings(store="redis://unused"), store=MemoryStore())
+    connect(empty)
+    sensor = GPUAvailableSensor(task_id="s", gpus=2, poke_interval=0.01)
+    waits = deferral(lambda: sensor.execute(context_of()))
+    assert fire(waits.trigger, lambda: connect(manager))["server_name"] == "gpu-server-0"
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_a_job_that_ended_has_though_its_store_has_lost_the_lease(
+    manager, connect, gpu_launcher, fast_triggers, notes, wanted, exit_code
+):
+    left = asked(OPERATORS["training"]())
+    gpu_launcher.ends(exit_code=exit_code)
+
+    def lost(*given, **more):
+        if gpu_launcher.jobs:
+            raise StateLostError("the state is gone")
+        return manager.status_of(*given, **more)
+
+    connect(Mock(wraps=manager, status_of=lost))
+    assert fire(left)["exit_code"] == exit_code
+
+
+@pytest.mark.parametrize("error", [outage("new password", StoreRefusedError), ServiceError(401, "new token")])
+def test_a_triggerer_reads_the_connection_again_whose_login_is_refused(manager, connect_by, error):
+    """It lives for months, and passwords and tokens do not."""
+
+    def refuses(*_, **__):
+        raise error
+
+    opened: dict[Any, Any] = {}
+
+    def open_by(hook):
+        return opened.setdefault(hook, Mock(wraps=manager, **({} if opened else {"servers": refuses})))
+
+    connect_by(open_by)
+
+    async def ask_twice():
+        shared = SharedManager.of("x")
+        return [await shared.call(lambda manager: len(manager.servers())) for _ in range(2)]
+
+    assert asyncio.run(ask_twice()) == [4, 4]
+    assert len(opened) == 2
 
 
 def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):

@@ -26,7 +26,13 @@ from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreRefusedError, is_outage
+from resource_manager.errors import (
+    InvalidRequestError,
+    NoServersError,
+    ResourceManagerError,
+    StoreRefusedError,
+    is_outage,
+)
 from resource_manager.manager.demand import Demand
 
 
@@ -64,9 +70,12 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         """
         try:
             answer = GPUManagerHook(self.gpu_conn_id).get_conn().explain(self._demand(context))
-        except InvalidRequestError as error:
-            raise AirflowFailException(str(error)) from None
         except Exception as error:
+            if isinstance(error, NoServersError):
+                self.log.warning("still waiting: %s", error)
+                return False
+            if isinstance(error, InvalidRequestError):
+                raise AirflowFailException(str(error)) from None
             if is_outage(error) and not is_outage(error, StoreRefusedError):
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 return False

@@ -17,7 +17,13 @@ from resource_manager.airflow.task_trigger.events import Event, GrantEvent, Gran
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError, is_outage
+from resource_manager.errors import (
+    InvalidRequestError,
+    NeverFitsError,
+    NoServersError,
+    ResourceManagerError,
+    is_outage,
+)
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.results import Allocation, QueueEntry
@@ -158,6 +164,8 @@ class FreeCapacityTrigger(PlainTrigger):
                 line = describe_vacancy(answer)
                 if log.due(answer["kind"], answer["reason"], line, clock()):
                     self.log.info("%s", line)
+            except NoServersError as error:
+                self.log.warning("still waiting: %s", error)
             except InvalidRequestError as error:  # the inventory may have changed since the task asked
                 return Vacancy(detail=str(error), reasons=log.reasons)
             except (ResourceManagerError, AirflowException) as error:
