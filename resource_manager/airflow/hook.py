@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from resource_manager.airflow.provider_info import get_provider_info
 from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
-from resource_manager.errors import ResourceManagerError, redact
+from resource_manager.errors import ResourceManagerError, StoreRefusedError, is_outage, redact
 from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
@@ -71,6 +72,26 @@ class GPUManagerHook(BaseHook):
             else:
                 self._manager = self._opened(lambda: self._on_store(connection))
         return self._manager
+
+    def ask(self, act: Callable[[LeaseService], T]) -> T:
+        """Return what the lease service answers; a refused login is tried once more as the connection is now.
+
+        A triggerer or scheduler lives for months, and passwords and tokens do not.
+        """
+        try:
+            return act(self.get_conn())
+        except ResourceManagerError as error:
+            if not self.forgets(error):
+                raise
+        return act(self.get_conn())
+
+    def forgets(self, error: Exception) -> bool:
+        """Return whether it is a refused login; then the connection is read again when it is used next."""
+        status = getattr(error, "status", None)
+        if not is_outage(error, StoreRefusedError) and status != HTTPStatus.UNAUTHORIZED:
+            return False
+        self._manager = None
+        return True
 
     def on_store(self) -> GPUResourceManager:
         """Return a manager on the store itself; raises `ResourceManagerError` if that is a service's."""

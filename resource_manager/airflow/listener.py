@@ -133,12 +133,12 @@ def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
 
 def finish() -> None:
     """Wait for the work that was submitted so far, and drop the manager: the next event opens another."""
-    _thread().submit(_manager.cache_clear).result()
+    _thread().submit(_hook.cache_clear).result()
 
 
 def _safely(act: Callable[[LeaseService], None], missed: str = NOT_RELEASED) -> None:
     try:
-        act(_manager())
+        _hook().ask(act)
     except Exception as error:
         logger.warning("%s: %s", missed, error)
 
@@ -149,5 +149,5 @@ def _thread() -> ThreadPoolExecutor:
 
 
 @cache
-def _manager() -> LeaseService:
-    return GPUManagerHook().get_conn()
+def _hook() -> GPUManagerHook:
+    return GPUManagerHook()

@@ -9,18 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from http import HTTPStatus
 from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import AirflowException, in_thread
-from resource_manager.errors import (
-    LeaseNotFoundError,
-    ResourceManagerError,
-    StoreRefusedError,
-    is_outage,
-)
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
@@ -109,23 +103,7 @@ class SharedManager:
 
     async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
-        return await in_thread(self._answer, act, executor=self._asking)
-
-    def _answer(self, act: Callable[[LeaseService], T]) -> T:
-        try:
-            return act(self.service())
-        except ResourceManagerError as error:
-            if not self._is_refused(error):
-                raise
-        return act(self.service())
-
-    def _is_refused(self, error: Exception) -> bool:
-        """Return whether a login is refused, which may have changed; then the connection is read again."""
-        status = getattr(error, "status", None)
-        is_refused = is_outage(error, StoreRefusedError) or status == HTTPStatus.UNAUTHORIZED
-        if is_refused:
-            self._hook = GPUManagerHook(self._hook.gpu_conn_id)
-        return is_refused
+        return await in_thread(self._hook.ask, act, executor=self._asking)
 
     def service(self) -> LeaseService:
         """Return the connection's manager, or client of a service."""
@@ -237,7 +215,7 @@ class SharedManager:
                 manager = await self.call(lambda manager: manager)
                 found = await in_thread(self._wait, manager, after, prefix, executor=self._waiting)
             except (ResourceManagerError, AirflowException) as error:
-                self._is_refused(error)
+                self._hook.forgets(error)
                 self._problem = error
                 self._tell(self._watching)
                 await asyncio.sleep(RETRY_S)

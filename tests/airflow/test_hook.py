@@ -1,5 +1,6 @@
 """Hook: connections of a store or of the service, and the console on the store of the tasks."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import warnings
 from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,15 +16,18 @@ from tests.builders import present
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow import hook
+    from resource_manager.airflow import hook, listener
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
     from resource_manager.airflow.webapp import manager_of_tasks
 
 from resource_manager import GPUResourceManager
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreRefusedError
 from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceError
+from resource_manager.storage.outage import outage
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, context_of
 
@@ -34,6 +39,32 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
     connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"lock_timeout_s": 5}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
+
+
+@pytest.mark.parametrize("error", [outage("new password", StoreRefusedError), ServiceError(401, "new token")])
+@pytest.mark.parametrize("asks", ["triggerer", "scheduler"])
+def test_a_connection_whose_login_is_refused_is_read_again(monkeypatch, error, asks):
+    def refuses():
+        raise error
+
+    seen = []
+    opened = [Mock(servers=lambda: "answered"), Mock(servers=refuses)]
+    monkeypatch.setattr(hook, "open_manager", lambda settings, by: opened.pop())
+
+    def act(manager):
+        seen.append(manager.servers())
+
+    async def call_twice():
+        for _ in range(2):
+            await SharedManager.of("gpu_manager_default").call(act)
+
+    if asks == "triggerer":
+        asyncio.run(call_twice())
+    else:
+        listener._safely(act)
+        listener._safely(act)
+        listener.finish()
+    assert seen == ["answered"] * 2
 
 
 @pytest.mark.parametrize(

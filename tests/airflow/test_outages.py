@@ -1,6 +1,5 @@
 """First requests of tasks while the manager does not answer: the try goes on once it does."""
 
-import asyncio
 import logging
 import warnings
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ with warnings.catch_warnings():
         GPUTrainingOperator,
     )
     from resource_manager.airflow.sensors import GPUAvailableSensor
-    from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
@@ -34,7 +32,7 @@ from resource_manager.errors import (
 )
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.manager.results import ReleaseResult
-from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
+from resource_manager.rest.client_errors import ServiceUnavailableError
 from resource_manager.storage.outage import outage
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
@@ -377,28 +375,6 @@ def test_a_job_that_ended_has_though_its_store_has_lost_the_lease(
 
     connect(Mock(wraps=manager, status_of=lost))
     assert fire(left)["exit_code"] == exit_code
-
-
-@pytest.mark.parametrize("error", [outage("new password", StoreRefusedError), ServiceError(401, "new token")])
-def test_a_triggerer_reads_the_connection_again_whose_login_is_refused(manager, connect_by, error):
-    """It lives for months, and passwords and tokens do not."""
-
-    def refuses(*_, **__):
-        raise error
-
-    opened: dict[Any, Any] = {}
-
-    def open_by(hook):
-        return opened.setdefault(hook, Mock(wraps=manager, **({} if opened else {"servers": refuses})))
-
-    connect_by(open_by)
-
-    async def ask_twice():
-        shared = SharedManager.of("x")
-        return [await shared.call(lambda manager: len(manager.servers())) for _ in range(2)]
-
-    assert asyncio.run(ask_twice()) == [4, 4]
-    assert len(opened) == 2
 
 
 def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):
