@@ -25,7 +25,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
     the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
     or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user ends the
-    task.
+    task. A trigger that cannot end it waits for an answer instead, as the lease may still be there by then.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         renewed_at = clock()
         while True:
             asked_at = clock()
+            held_until = renewed_at + HELD_FOR * self.ttl_s if self._can_end else None
             try:
-                async with asyncio.timeout_at(renewed_at + HELD_FOR * self.ttl_s):
+                async with asyncio.timeout_at(held_until):
                     lease = await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
             except TimeoutError:
                 late = f"for {HELD_FOR * self.ttl_s:g} s"
@@ -97,12 +98,18 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             renewed_at = asked_at
             await asyncio.sleep(min(self.ttl_s / 4, base.RENEW_EVERY_S))
 
+    @property
+    def _can_end(self) -> bool:
+        """Whether the operator's trigger can end what it watches."""
+        none = getattr(BaseTrigger, "on_kill", None)  # since 3.3
+        return getattr(type(self.own), "on_kill", none) is not none
+
     async def _end(self, why: str) -> None:
         """End what the operator's trigger watches, if that can."""
-        own = type(self.own)
-        if getattr(own, "on_kill", None) in (None, getattr(BaseTrigger, "on_kill", None)):
+        if not self._can_end:
+            name = type(self.own).__name__
             self.log.error(
-                "%s; end what it started by hand: it may still run, as %s has no on_kill", why, own.__name__
+                "%s; end what it started by hand: it may still run, as %s has no on_kill", why, name
             )
             return
         self.log.error("%s; ending what it started", why)
