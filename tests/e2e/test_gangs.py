@@ -183,17 +183,25 @@ def test_the_triggerer_is_killed_between_two_starts(bench):
     assert len(run.processes()) == 4
 
 
-def test_redis_is_restarted(bench):
+@pytest.mark.parametrize("away_s", [5.0, 2 * TTL_S])
+def test_redis_is_restarted(bench, away_s):
+    """Both gangs are deferred meanwhile: one trains, and one waits for it."""
     run = bench.run("gang_job")
     wait_until_all_train(run)
+    waits = bench.run("gang_job")
+    waits.wait_until_waiting()
     redis = next(process for process in bench.processes() if "redis" in process.name())
     redis.send_signal(signal.SIGKILL)
-    time.sleep(5)
+    time.sleep(away_s)
     bench.start_redis()
     time.sleep(TTL_S)
     run.finish()
     run.wait_until("success", 200)
-    assert len(members(run)) == 4
+    wait_until_all_train(waits)
+    waits.finish()
+    waits.wait_until("success", 200)
+    for each in run, waits:
+        assert len(members(each)) == 4, "no member began twice"
 
 
 def test_the_task_is_cleared_while_it_trains(bench):
