@@ -15,7 +15,13 @@ import click
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
 from resource_manager.core.names import display_name
-from resource_manager.errors import LeaseNotFoundError, OutageError, StateLostError, is_outage
+from resource_manager.errors import (
+    LeaseNotFoundError,
+    OutageError,
+    StateLostError,
+    StoreRefusedError,
+    is_outage,
+)
 from resource_manager.manager.patience import patiently
 
 if TYPE_CHECKING:
@@ -84,7 +90,7 @@ class Session:
 
     def give_back(self, lease_id: str, call: Callable[[Any], object]) -> None:
         """Make the call that ends a request or lease; a process of its own does where the store is silent."""
-        future = self.begin(call)
+        future, name = self.begin(call), display_name(lease_id, {})
         if self.signals.is_settled(future, GIVE_BACK_S):
             error = future.exception()
             if error is None or isinstance(error, LeaseNotFoundError):
@@ -92,10 +98,12 @@ class Session:
             if isinstance(error, StateLostError):  # there is nothing to give back
                 say(str(error))
                 return
+            if is_outage(error, StoreRefusedError):  # another process of this environment would be, too
+                say(f"{name} could not be given back: {error}; then gpu-manager stop {name}")
+                return
             if not is_outage(error):
                 raise error
         process = self._leave(lease_id)
-        name = display_name(lease_id, {})
         say(f"{name} could not be given back yet; process {process} does it once the store answers")
 
     def _leave(self, lease_id: str) -> int:

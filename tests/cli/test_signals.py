@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from resource_manager.cli.signals import Calls, Interrupted, Signals
 from resource_manager.cli.target import Target
@@ -285,20 +286,41 @@ def test_a_signal_ends_a_job_while_the_store_is_silent_and_its_lease_afterwards(
     wait_for(lambda: left(environment) == [], 30.0)
 
 
-def test_a_job_that_ends_after_its_store_was_emptied_keeps_its_exit_code(
-    redis: RedisServer, tmp_path: Path
+def emptied(client: Redis, user: str) -> None:
+    client.flushall()
+
+
+def with_new_password(client: Redis, user: str) -> None:
+    client.execute_command("ACL", "SETUSER", user, "resetpass", ">another")
+    client.execute_command("CLIENT", "KILL", "USER", user)
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (emptied, r"Redis at .* has lost the state .*; restore its data, .*"),
+        (
+            with_new_password,
+            r"(\S+) could not be given back: .* refused the login: .*; then gpu-manager stop \1",
+        ),
+    ],
+)
+def test_a_job_keeps_its_exit_code_though_its_lease_cannot_be_given_back(
+    fault: Callable[[Redis, str], None], line: str, redis: RedisServer, tmp_path: Path
 ) -> None:
-    environment = environment_of(tmp_path, redis.fresh_url())
+    url = redis.limited_url()
+    environment = environment_of(tmp_path, url)
     script = f": {environment[MARK]}; echo ready; until [ -e {tmp_path}/end ]; do sleep 0.05; done; exit 4"
     process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     with redis.client() as client:
-        client.flushall()
+        fault(client, url.partition("//")[2].partition(":")[0])
     (tmp_path / "end").touch()
     _, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
     assert process.returncode == 4
-    assert "has lost the state that was read from it before" in said.splitlines()[-1]
+    assert re.fullmatch(f"gpu-manager: {line}", said.splitlines()[-1])
+    assert list(left_of(environment)) == []
 
 
 @pytest.mark.e2e
