@@ -12,7 +12,7 @@ from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.core.names import display_name
-from resource_manager.errors import ResourceManagerError, is_outage
+from resource_manager.errors import ResourceManagerError, StateLostError, is_outage
 from resource_manager.manager.answer_words import name_in_words
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
                     raise
                 found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
         session.signals.check()
+    except StateLostError:  # the request is gone, too
+        raise
     except BaseException as error:
         if session.signals.first or not (
             asked.done() and asked.exception() is error and not is_outage(error)

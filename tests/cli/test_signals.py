@@ -323,6 +323,21 @@ def test_a_job_keeps_its_exit_code_though_its_lease_cannot_be_given_back(
     assert list(left_of(environment)) == []
 
 
+def test_a_request_whose_store_was_emptied_fails_with_one_line(redis: RedisServer, tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, redis.fresh_url())
+    with manager_of(environment) as manager:
+        for server in manager.servers():
+            manager.submit(server["server_name"], int(server["total_gpus"]), server=server["server_name"])
+    process = begun(environment, "run", "--gpus", "1", "--", "true")
+    assert process.stderr is not None
+    assert "waits at position 1" in process.stderr.readline()
+    with redis.client() as client:
+        client.flushall()
+    _, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
+    assert process.returncode == 3
+    assert re.fullmatch(r"Error: Redis at .* has lost the state .*\n", said)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("silence_s", [3.0, 12.0])
 @pytest.mark.parametrize("place", ["here", "ssh"])
