@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resource_manager.errors import StateReplacedError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.draft_file import replacing
@@ -63,7 +64,11 @@ class StateMarks:
             return
         with self._lock:
             store, known = self._manager.store, self._known
-            version = self._manager.read(lambda cluster, now: cluster.version)
+            try:
+                version = self._manager.read(lambda cluster, now: cluster.version)
+            except StateReplacedError:
+                self._close_instead()
+                raise
             if known is not None and is_behind(store, version, known):
                 if not self._is_behind:
                     logger.error("%s", self._manager.distrust(known))
@@ -81,6 +86,13 @@ class StateMarks:
             self._known = taken
             for file in self._files:
                 _write(file, str(taken))
+
+    def _close_instead(self) -> None:
+        """Close the servers of the state that was begun in the place of this process's own."""
+        with GPUResourceManager(self._manager.settings) as begun:
+            version = begun.read(lambda cluster, now: cluster.version)
+            if self._known is not None and is_behind(begun.store, version, self._known):
+                begun.distrust(self._known)
 
     def _learn(self, mark: Mark | None) -> bool:
         with self._lock:

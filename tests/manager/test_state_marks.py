@@ -12,7 +12,7 @@ import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import LeaseNotFoundError, StateLostError
+from resource_manager.errors import LeaseNotFoundError, StateLostError, StateReplacedError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
@@ -156,14 +156,35 @@ def test_an_owner_learns_that_its_store_began_anew_once_something_may_be_granted
     with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         lease = manager.submit("job", 2)
         assert lease["state"] == "RUNNING"
-        with closing(sqlite3.connect(tmp_path / "state.db")) as database:
-            for table in ("state", "snapshot", "change"):
-                database.execute(f"DELETE FROM gpu_manager_{table}")
-            database.commit()
+        empty(tmp_path / "state.db")
         if has_begun:
             GPUResourceManager.from_url(url, inventory=default_inventory()).close()
         with pytest.raises(LeaseNotFoundError if has_begun else StateLostError):
             manager.renew("job", fencing_token=lease["fencing_token"])
+
+
+def empty(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        for table in ("state", "snapshot", "change"):
+            connection.execute(f"DELETE FROM gpu_manager_{table}")
+        connection.commit()
+
+
+def test_a_service_that_goes_on_closes_the_servers_of_a_store_that_began_anew(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+        manager.allocate("job", 2)
+        marks = StateMarks(manager, check_every_s=0.0)
+        marks.keep_in([tmp_path / "state.mark"])
+        manager.allocate("another", 2)
+        for _ in range(2):
+            marks.check()
+        empty(tmp_path / "state.db")
+        with GPUResourceManager.from_url(url, inventory=default_inventory()) as worker:
+            for _ in range(2):
+                with pytest.raises(StateReplacedError):
+                    marks.check()
+            assert "gpu-manager store restore FILE" in refusal(worker).detail
 
 
 def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:
