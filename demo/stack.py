@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, Self
 
@@ -320,14 +321,15 @@ class AirflowApi:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
+    """Return free ports below those that Linux gives to connections, also while a server restarts."""
+    ports: list[int] = []
+    with ExitStack() as stack:
+        while len(ports) < count:
+            port, probe = SystemRandom().randrange(10_000, 32_768), stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
 
 
 def next_free_port(first: int) -> int:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
+from tests.eventually import TIMEOUT_FACTOR
 from tests.redis_server import (
     clock,
     embedded_redis,
@@ -77,14 +78,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with most slow tests, then those with most tests, first if several processes share the files.
+    """Put files with most slow tests, then those with the longest limit, then those with most tests, first.
 
-    A long file that begins last is what the others wait for.
+    A long file that begins last is what the other processes wait for, if several share the files.
     """
+    default_s = config.getoption("timeout")
+    default_s = float(config.getini("timeout")) if default_s is None else default_s
+    limits_s: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limit_s = (mark.args[0] if mark else default_s) * TIMEOUT_FACTOR
+        item.add_marker(pytest.mark.timeout(limit_s), append=False)
+        limits_s[item.path] = max(limit_s, limits_s.get(item.path, 0.0))
     if hasattr(config, "workerinput"):
         slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
         all_of = Counter(item.path for item in items)
-        items.sort(key=lambda item: (-slow[item.path], -all_of[item.path], item.path))
+        items.sort(key=lambda item: (-slow[item.path], -limits_s[item.path], -all_of[item.path], item.path))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 from resource_manager.jobs.launchers import JobState, JobStatus, Launcher
 
+TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
+"""Factor on all time limits, for machines slower than two idle cores."""
+
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Poll the condition; fail unless it is true within `timeout_s` seconds."""
+    timeout_s *= TIMEOUT_FACTOR
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {timeout_s:g} s"

@@ -8,10 +8,12 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 
 from demo.stack import free_ports
+from tests.eventually import TIMEOUT_FACTOR
 from tests.sql_servers import MariaDB
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -143,20 +145,32 @@ class SlurmCluster:
     def start_node(self, node):
         self._spawn(node, ["slurmd", "-D", "-N", node, "-f", f"{self.home}/slurm.conf"])
 
-    def resume_nodes(self):
-        """Do what an administrator does after a crash of the controller; return once all nodes take jobs.
+    def clear(self):
+        """End all jobs, start what a test left killed, and return once all nodes are idle.
 
-        It drains the node of a job that began just before, which it has not saved, as "Duplicate jobid".
+        A controller that is killed just after the start of a job starts it again, and drains the node that
+        has it as "Duplicate jobid", until an administrator resumes it.
         """
-        _wait(lambda: "UP" in self.ask("scontrol ping", check=False), 60, "slurmctld")
-        time.sleep(5)  # until the nodes have told it of their jobs
-        self.ask("scontrol update nodename=n[1-4] state=resume", check=False)
+        if "slurmctld" not in self._children:
+            self.start_controller()
+        for node in NODES:
+            if node not in self._children:
+                self.start_node(node)
+        self.cancel_all()
         self.wait_for_nodes()
 
     def wait_for_nodes(self):
-        """Return once all nodes take jobs."""
-        asked = "sinfo -h -N -p gpu -t idle,mix,alloc -o %N"
-        _wait(lambda: len(self.ask(asked, check=False).split()) == len(NODES), 60, "the nodes of Slurm")
+        """Return once all nodes are idle; those that are drained are resumed."""
+
+        def are_idle():
+            for node in self._nodes("drain"):
+                self.ask(f"scontrol update nodename={node} state=resume", check=False)
+            return len(self._nodes("idle")) == len(NODES)
+
+        _wait(are_idle, 60, "the nodes of Slurm")
+
+    def _nodes(self, state):
+        return self.ask(f"sinfo -h -N -p gpu -t {state} -o %N", check=False).split()
 
     def kill(self, name):
         """Kill the controller, or the daemon of a node."""
@@ -174,7 +188,9 @@ class SlurmCluster:
 
     def cancel_all(self):
         """End all jobs; return once none is left."""
-        self.ask("scancel --full --signal=KILL --user=root; scancel --user=root", check=False)
+        _wait(lambda: "UP" in self.ask("scontrol ping", check=False), 60, "slurmctld")
+        for signal in ("--full --signal=KILL", ""):
+            self.ask(f"squeue -h -o %i | xargs -r scancel {signal}", check=False)
         _wait(lambda: self.ask("squeue -h -o %i") == "", 60, "the end of all jobs")
 
     def stop(self):
@@ -200,8 +216,9 @@ class SlurmCluster:
 
 
 def _consecutive_ports(count):
-    """Return that many free ports in a row, as a range of nodes needs."""
-    for first in range(21_000, 31_000, count):
+    """Return that many free ports in a row, as a range of nodes needs, by chance: others look, too."""
+    firsts = range(21_000, 31_000, count)
+    for first in SystemRandom().sample(firsts, len(firsts)):
         sockets = [socket.socket() for _ in range(count)]
         try:
             for number, each in enumerate(sockets):
@@ -216,7 +233,7 @@ def _consecutive_ports(count):
 
 
 def _wait(is_so, timeout_s, what):
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * TIMEOUT_FACTOR
     while not is_so():
         assert time.monotonic() < deadline, f"{what} did not come up"
         time.sleep(0.1)
@@ -236,14 +253,21 @@ def slurm_at(home, **options):
 
 
 @pytest.fixture(scope="session")
-def slurm():
-    """Run one Slurm for all tests; import this fixture by name where it is used."""
+def slurm_cluster():
+    """Run one Slurm for all tests; import this fixture by name where `slurm` is used."""
     if os.geteuid() != 0 or not all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in PROGRAMS):
         pytest.skip("needs Slurm (Debian: slurm-wlm) and root")
     with tempfile.TemporaryDirectory() as home:
         Path(home).chmod(0o711)  # Slurm is for all users of the machine; pytest's folders are its own user's
         with slurm_at(Path(home)) as cluster:
             yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_cluster):
+    """Return the Slurm of all tests, with no job on it and all nodes idle."""
+    slurm_cluster.clear()
+    return slurm_cluster
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from demo.stack import Stack, wait_until
 from resource_manager.errors import how_to_install
 from tests.e2e.plugin import assert_loaded_once
 from tests.e2e.servers import SSHServer, ssh_server
+from tests.eventually import TIMEOUT_FACTOR
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
 
 __all__ = ["ssh_server"]
 
@@ -277,7 +277,7 @@ class Installed(Stack):
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(900 * TIMEOUT_FACTOR)
+@pytest.mark.timeout(900)
 def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(
     wheel: Path, tmp_path: Path, ssh_server: SSHServer
 ) -> None:

@@ -20,14 +20,12 @@ import psutil
 from demo.stack import REPOSITORY, Stack, StackError
 from resource_manager import GPUResourceManager
 from tests.airflow.examples import readable_examples
+from tests.eventually import TIMEOUT_FACTOR
 
 HERE = Path(__file__).parent
 TTL_S = 15
 BEAT_S = 0.2
 """Interval at which a job of the tests writes into the ledger."""
-
-TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
-"""Factor on all time limits, for machines slower than two idle cores."""
 
 INVENTORY = """
 [[servers]]

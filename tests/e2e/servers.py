@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -59,9 +60,12 @@ class SSHServer:
 
     def stop(self):
         """Kill the server and its sessions, as if the machine had lost its network."""
-        for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-            if "sshd" in (process.name() if isinstance(process, psutil.Process) else "sshd"):
-                process.kill()
+        listener = psutil.Process(self.process.pid)
+        listener.suspend()  # a session that began meanwhile would outlive it
+        for process in [*listener.children(recursive=True), listener]:
+            with suppress(psutil.NoSuchProcess):
+                if "sshd" in process.name():
+                    process.kill()
         self.process.wait()
 
     @property

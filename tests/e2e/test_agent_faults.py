@@ -22,7 +22,7 @@ import pytest
 
 from demo.stack import REPOSITORY, answers, free_ports
 from resource_manager import GPUResourceManager
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.faults.namespaces import Namespace, what_is_missing
 
 MISSING = what_is_missing() or (
@@ -31,7 +31,7 @@ MISSING = what_is_missing() or (
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(600 * TIMEOUT_FACTOR),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from resource_manager.manager.cluster_file.sections import ClusterForm
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SERVER = "by-agent"
 PROGRAM = [sys.executable, "-m", "resource_manager.cli"]

@@ -17,15 +17,16 @@ import pytest
 from demo.stack import Stack, answers, free_ports
 from resource_manager import GPUResourceManager, __version__
 from resource_manager.jobs.task_identity import TaskIdentity
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.servers import SSHD, SSHServer
+from tests.eventually import TIMEOUT_FACTOR
 from tests.nvml.standin import State, gpu, library, uuid_of
 from tests.redis_server import RedisServer
 from tests.small_disk import small_disk_at
 
 __all__ = ["library"]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PROGRAM = (sys.executable, "-m", "resource_manager.cli")
 NO_ROUTE = "192.0.2.77"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.test_faults import IMAGE, needs_docker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def run(bench, dag_id, **conf):

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.bench import INVENTORY, TIMEOUT_FACTOR, Bench, wait_for
+from tests.e2e.bench import INVENTORY, Bench, wait_for
 from tests.e2e.test_versions import test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it
 from tests.e2e.test_with_gpus import SERVER, all_end_well, begins, kill_the_worker
 from tests.sql_servers import MySQL, Postgres
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(900 * TIMEOUT_FACTOR),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not (find_spec("airflow.providers.celery") and find_spec("aiomysql")),
         reason="needs the Celery provider and aiomysql (make test-airflow TESTS=tests/e2e/test_executors.py)",

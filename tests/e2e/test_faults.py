@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from tests.builders import present
-from tests.e2e.bench import TIMEOUT_FACTOR, TTL_S, wait_for
+from tests.e2e.bench import TTL_S, wait_for
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def containers(bench):

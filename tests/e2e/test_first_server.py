@@ -11,9 +11,10 @@ import pytest
 
 from demo.stack import REPOSITORY, Stack, answers, free_ports
 from resource_manager import __version__
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
+from tests.eventually import TIMEOUT_FACTOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PAGE = (REPOSITORY / "docs" / "first-server.md").read_text()
 

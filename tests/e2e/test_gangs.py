@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, TTL_S, Bench, wait_for
+from tests.e2e.bench import TTL_S, Bench, wait_for
 from tests.e2e.gang_servers import INTERFACE, GangServers
 from tests.e2e.servers import SSHD
 from tests.faults import namespaces
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 TORCH = "torch==2.13.0"
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gaps import KILLED_AT, draw, gaps_of
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
+from tests.eventually import TIMEOUT_FACTOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 JOBS = int(os.environ.get("SHORT_JOBS", "500"))
 GPUS = 8

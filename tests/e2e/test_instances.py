@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, Bench, Run, wait_for
+from tests.e2e.bench import Bench, Run, wait_for
+from tests.eventually import TIMEOUT_FACTOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 NO_SSH = 1
 """Port of the inventory's ssh server, which these tests do not use."""

@@ -10,10 +10,10 @@ from resource_manager.core.lease_limits import IDLE, MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from tests.agent.reporting import as_text, gpu, process, report, uuid
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.test_preemption import history, of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 class Watched:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, Bench
+from tests.e2e.bench import Bench
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 class OfVision(Bench):

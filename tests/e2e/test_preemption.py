@@ -11,10 +11,11 @@ from resource_manager.core.changes import Expired, Granted, Outcome, Preempting,
 from resource_manager.core.teams import NO_TEAMS
 from resource_manager.manager.cluster_file.reading import load_teams
 from tests.builders import redefine
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.test_faults import containers, needs_docker
+from tests.eventually import TIMEOUT_FACTOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 GRACE_S = 10.0
 """`preempt_grace` of the DAG `preemptible_job`."""

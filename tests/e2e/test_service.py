@@ -5,10 +5,10 @@ import time
 import pytest
 
 from resource_manager.jobs.launchers.base import job_key
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.servers import Service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

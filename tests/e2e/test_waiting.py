@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import redis
 
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import wait_for
 from tests.e2e.test_faults import needs_docker
+from tests.eventually import TIMEOUT_FACTOR
 
 WAITING = int(os.environ.get("WAITING_JOBS", "200"))
 QUEUED_S = 10.0
 """Longest time from the start of a task's worker to its request in the queue."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout((900 + 3 * WAITING) * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 + 3 * WAITING)]
 
 
 def test_a_pending_request_starts_within_seconds_of_the_release(bench):

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from resource_manager.cli import main
 from tests.builders import present
 from tests.e2e import pool_dag
-from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
+from tests.e2e.bench import Bench, wait_for
 from tests.e2e.servers import ssh_server
 from tests.e2e.test_faults import needs_docker
 from tests.sql_servers import Postgres
 
 __all__ = ["ssh_server"]
 
-pytestmark = [pytest.mark.e2e, needs_docker, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, needs_docker, pytest.mark.timeout(900)]
 
 IN_WORKER = ("bash", "python", "mapped", "sensor", "deferrable")
 ELSEWHERE = ("ssh", "docker")

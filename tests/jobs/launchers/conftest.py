@@ -18,9 +18,9 @@ from resource_manager.jobs.launchers.docker_volumes import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
 from tests.e2e.servers import ssh_server
-from tests.slurm_cluster import slurm
+from tests.slurm_cluster import slurm, slurm_cluster
 
-__all__ = ["slurm", "ssh_server"]
+__all__ = ["slurm", "slurm_cluster", "ssh_server"]
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 

@@ -121,7 +121,6 @@ class TestFaults:
         assert wait_until_ended(launcher, key) == JobStatus(JobState.FINISHED, 0)
         assert launcher.logs(key).text == "begun\nend\n"
         launcher.stop(f"{key}0")
-        slurm.resume_nodes()
 
     @pytest.mark.parametrize("nodes", [1, 2])
     def test_a_node_that_fails_ends_its_job_as_such(self, launcher, key, slurm, nodes):
@@ -139,7 +138,6 @@ class TestFaults:
             "a node of the job failed",
         )
         assert launcher.status(key).exit_code != 0
-        slurm.wait_for_nodes()
 
     def test_a_preempted_job_is_told_from_one_that_failed(self, launcher, key, slurm):
         launcher.start(shell(key, "echo begun; sleep 60", nodes=4, gpus=4))
