@@ -60,12 +60,15 @@ class SSHServer:
 
     def stop(self):
         """Kill the server and its sessions, as if the machine had lost its network."""
-        listener = psutil.Process(self.process.pid)
-        listener.suspend()  # a session that began meanwhile would outlive it
-        for process in [*listener.children(recursive=True), listener]:
+        server = psutil.Process(self.process.pid)  # or what it was started by
+        for process in [server, *server.children()]:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()  # a session that began meanwhile would outlive it
+        for process in server.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if "sshd" in process.name():
                     process.kill()
+        self.process.kill()
         self.process.wait()
 
     @property
