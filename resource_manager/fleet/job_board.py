@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +23,10 @@ from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import (
     CorruptStateError,
     InvalidRequestError,
-    LeaseNotFoundError,
     ResourceManagerError,
 )
 from resource_manager.fleet.doorbell import Doorbell
+from resource_manager.fleet.job_places import place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
@@ -45,9 +44,6 @@ from resource_manager.manager.results import Allocation
 from resource_manager.manager.stored_jobs import Question, check_job
 
 logger = logging.getLogger(__name__)
-
-AGENT = "agent"
-"""Name of the launcher whose jobs agents run."""
 
 END_GRACE_S = 10.0
 
@@ -81,11 +77,20 @@ class JobBoard:
 
     # ---- what should be ----
 
-    def jobs(self, server: str) -> JobsAnswer:
-        """Return what should be on a server; places the stored jobs of new leases first."""
+    def jobs(self, server: str, known: str = "") -> JobsAnswer:
+        """Return what should be on a server to an agent that has the answer `known`.
+
+        Stored jobs of new leases are placed once the agents of all their servers know of them: the question
+        of a server that has died may be held still.
+        """
+        answer, unplaced = self._answer(server)
+        if answer["known"] == known and place_jobs(self._manager, server, unplaced):
+            answer, _ = self._answer(server)
+        return answer
+
+    def _answer(self, server: str) -> tuple[JobsAnswer, list[Allocation]]:
+        """Return what should be on a server, and the leases there whose stored jobs wait for their places."""
         seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
-        if self._place(seen.unplaced):
-            seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
         state = self._manager.agent_state(server)
         wanted = seen.jobs
         keys = [key for key, _, _ in wanted]
@@ -119,8 +124,9 @@ class JobBoard:
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
         output = self._questions(server)
-        known = hashlib.sha256(json.dumps([items, output]).encode()).hexdigest()[:16]
-        return {
+        tokens = [lease["fencing_token"] for lease in seen.unplaced]
+        known = hashlib.sha256(json.dumps([items, output, tokens]).encode()).hexdigest()[:16]
+        answer: JobsAnswer = {
             "server": server,
             "incarnation": self._manager.store.incarnation,
             "version": seen.version,
@@ -128,6 +134,7 @@ class JobBoard:
             "jobs": items,
             "output": output,
         }
+        return answer, seen.unplaced
 
     def _questions(self, server: str) -> list[Question]:
         try:
@@ -203,25 +210,7 @@ class JobBoard:
         is_of_now = (run["want"], run["n"]) == ("preempt", str(lease["until"]))
         return run["state"] == "absent" and is_of_now and run["error"] is None and self._is_taken(lease)
 
-    # ---- places and ends of stored jobs ----
-
-    def _place(self, leases: Iterable[Allocation]) -> bool:
-        """Commit the places of these stored jobs that the agents of all members tell; return if there are."""
-        has_placed = False
-        for lease in leases:
-            places = [self._place_at(member["server_name"]) for member in lease["members"]]
-            known = [place for place in places if place is not None]
-            if len(known) == len(places):
-                with suppress(LeaseNotFoundError):
-                    self._manager.place_job(lease["task_id"], known, fencing_token=lease["fencing_token"])
-                has_placed = True
-        return has_placed
-
-    def _place_at(self, server: str) -> JobPlace | None:
-        state = self._manager.agent_state(server)
-        if state["place"] is None:
-            return None
-        return JobPlace(AGENT, server, **state["place"])
+    # ---- ends of stored jobs ----
 
     def _runs(self, lease: Allocation) -> dict[str, dict[str, Any] | None]:
         """Return the states of the jobs of a lease as last reported, by key."""
@@ -236,12 +225,10 @@ class JobBoard:
         `record` is that of the server's reports after this one.
         """
         if report.place is not None:  # of a lease that is newer the agent asks at once
-
-            def unplaced(cluster: ClusterState, now: float) -> list[Allocation]:
-                leases = (lease for _, _, lease in jobs_on(cluster, report.server))
-                return [serializers.allocation(cluster, lease) for lease in leases if _is_unplaced(lease)]
-
-            self._place(self._manager.read(unplaced, STATE_MAX_AGE_S))
+            unplaced = self._manager.read(
+                lambda cluster, now: unplaced_on(cluster, report.server), STATE_MAX_AGE_S
+            )
+            place_jobs(self._manager, report.server, unplaced)
         if not report.runs:
             return
         runs = {run.key: run for run in report.runs}
@@ -372,11 +359,6 @@ def _goes_on(lease: Lease, run: RunReport, rank: int) -> bool:
     )
 
 
-def _is_unplaced(lease: Lease) -> bool:
-    """Return whether the stored job of a lease waits for its places."""
-    return has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What one read of the state shows of a server: key, lease and rank of each job, and those unplaced."""
@@ -388,10 +370,9 @@ class _Seen:
 
     @classmethod
     def of(cls, cluster: ClusterState, server: str) -> _Seen:
-        jobs, unplaced = [], []
-        for key, rank, lease in jobs_on(cluster, server):
-            allocation = serializers.allocation(cluster, lease)
-            jobs.append((key, allocation, rank))
-            if _is_unplaced(lease):
-                unplaced.append(allocation)
-        return cls(cluster.version, cluster.node(server).node.job_user, jobs, unplaced)
+        jobs = [
+            (key, serializers.allocation(cluster, lease), rank)
+            for key, rank, lease in jobs_on(cluster, server)
+        ]
+        user = cluster.node(server).node.job_user
+        return cls(cluster.version, user, jobs, unplaced_on(cluster, server))

@@ -47,6 +47,9 @@ BELL = digest("bell")
 OUTPUT_S = 60.0
 """Time for which a part of a job's output waits for whoever asked for it."""
 
+KNOWN_S = 60.0
+"""Time for which an agent counts as one that knows of a lease; it says so again with every question."""
+
 MAX_QUESTIONS = 256
 """Most questions about output that wait for the agent of a server; the oldest make room."""
 
@@ -211,6 +214,13 @@ class StoredJobs:
         """Return for each of the servers that was rung for a text that is another one after each time."""
         names = {digest(f"ring {server}"): server for server in servers}
         return {names[name]: text for name, text in self._store.texts(names).items()}
+
+    def note_known(self, fencing_token: int, server: str, servers: Iterable[str]) -> bool:
+        """Note that the agent of a server knows of a lease; return whether those of all its servers do."""
+        names = {each: digest(f"known {fencing_token} {each}") for each in servers}
+        if len(names) > 1:
+            self._store.write([JobRow(names[server], "", "known", KNOWN_S)])
+        return len(names) == 1 or len(self._store.texts(names.values())) == len(names)
 
     def questions(self, server: str) -> list[Question]:
         """Return the questions about output that the agent of a server is to answer."""

@@ -294,6 +294,19 @@ def test_service_killed_while_a_job_starts_runs_and_ends(world: World) -> None:
     check_end(world, beats)
 
 
+def test_network_cut_before_the_grant_places_nothing_until_the_agent_is_back(world: World) -> None:
+    """The service holds the question of an agent that will not hear its answer."""
+    time.sleep(2)
+    world.server.zone.cut()
+    beats = Beats(world, "t")
+    world.submit("t", beats.script)
+    time.sleep(2)
+    assert [lease["job_places"] for lease in world.manager.leases()] == [[]]
+    world.server.zone.join()
+    beats.wait()
+    check_end(world, beats)
+
+
 def test_network_cut_while_a_job_runs_and_ends(world: World) -> None:
     beats = begun(world)
     world.server.zone.cut()

@@ -53,6 +53,7 @@ class AgentServer:
 
     def start(self) -> None:
         """Start the agent."""
+        self.known = ""
         context = multiprocessing.get_context("forkserver")
         self._pipe, other = context.Pipe()
         arguments = (self.name, str(self.root), self._bug, other)
@@ -125,6 +126,7 @@ class AgentServer:
         if self.runs and self.pid == pid:
             with suppress(OSError):
                 self._pipe.send(answer)
+                self.known = answer["known"]
 
     def report(self, gpus_of: Mapping[str, Mapping[str, Sequence[str]]]) -> bytes | None:
         """Return a report, None if the agent gives none; `gpus_of` has the GPUs of jobs by key and server."""

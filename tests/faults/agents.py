@@ -246,7 +246,7 @@ class Course:
 
     def _poll(self, server: AgentServer | None = None) -> None:
         server = server or self._server()
-        answer = self.rng.choice(self._receivers).board.jobs(server.name)
+        answer = self.rng.choice(self._receivers).board.jobs(server.name, server.known)
         pid = server.pid
         self._old_answers = [*self._old_answers[-9:], (pid, answer)]
         self._later(lambda: server.tell(answer, pid))
@@ -269,7 +269,7 @@ class Course:
         self._under_way.append((time.monotonic() + delay_s, act))
 
     def _lose_answer(self) -> None:
-        self.rng.choice(self._receivers).board.jobs(self._server().name)
+        self.rng.choice(self._receivers).board.jobs((server := self._server()).name, server.known)
 
     def _repeat_answer(self) -> None:
         """An old answer comes again to the agent that asked, or to one that it is not for."""

@@ -41,6 +41,7 @@ class World:
         self.start_service()
 
     def start_agent(self) -> None:
+        self._known = ""
         self.agent = AgentJobs("gpu-a", self._root, changed=lambda: None, say=print)
 
     def start_service(self) -> None:
@@ -57,9 +58,9 @@ class World:
         self.receiver.receive(read_report(as_text(said)))
 
     def poll(self, *, is_lost: bool = False) -> None:
-        answer = self.receiver.board.jobs("gpu-a")
+        answer = self.receiver.board.jobs("gpu-a", self._known)
         if not is_lost:
-            self._last_answer = answer
+            self._last_answer, self._known = answer, answer["known"]
             self.agent.take(answer)
 
     def repeat_an_old_answer(self) -> None:

@@ -84,7 +84,9 @@ class Fleet:
         self.receiver.receive(read_report(as_text(said)))
 
     def wanted(self, name: str = "gpu-a") -> dict[str, str]:
-        return {item["key"]: item["want"] for item in self.board.jobs(name)["jobs"]}
+        """Return what an agent is told that asks, and asks again with what it knows then."""
+        answer = self.board.jobs(name, self.board.jobs(name)["known"])
+        return {item["key"]: item["want"] for item in answer["jobs"]}
 
 
 def run(key: str, state: str = "running", **known: Any) -> dict[str, Any]:
@@ -127,6 +129,37 @@ def test_a_job_is_placed_before_it_is_offered(fleet: Fleet) -> None:
     assert fleet.board.jobs("gpu-b")["jobs"] == [], "nothing for another server"
 
 
+def test_the_job_of_a_server_that_has_died_since_its_last_report_waits_again_elsewhere() -> None:
+    """Its question is held still, and carried out again at the grant."""
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    known = fleet.board.jobs("gpu-a")["known"]
+    fleet.manager.submit("t", 0, 8, job=JOB, prefer_server="gpu-a", ttl=600)
+    for _ in range(2):
+        assert fleet.board.jobs("gpu-a", known)["jobs"] == []
+    for _ in range(8):
+        fleet.clock.now += 10
+        fleet.report(name="gpu-b")
+        fleet.receiver.note_silence()
+    [lease] = fleet.manager.leases()
+    assert (lease["server_name"], fleet.wanted("gpu-b")) == ("gpu-b", {job_key("t", 2): "run"})
+
+
+def test_a_gang_is_placed_once_the_agents_of_all_its_servers_know_of_it(fleet: Fleet) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
+    for _ in range(2):
+        assert fleet.wanted() == {}, "gpu-b may have died"
+        fleet.report()
+    other = ReportReceiver(fleet.manager).board
+    other.jobs("gpu-b", known=other.jobs("gpu-b")["known"])
+    assert [fleet.wanted(name) for name in ("gpu-a", "gpu-b")] == [
+        {job_key("t", token, rank, 2): "run"} for rank in (0, 1)
+    ], "whichever service the agents ask"
+
+
 def test_what_is_wanted_changes_the_mark_and_the_hash(fleet: Fleet) -> None:
     fleet.report()
     before, known = fleet.board.doorbell.mark("gpu-a"), fleet.board.jobs("gpu-a")["known"]
@@ -162,6 +195,7 @@ def test_the_walls_that_a_job_got_are_in_its_lease(fleet: Fleet) -> None:
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
     fleet.wanted()
+    fleet.wanted("gpu-b")
 
     def walls() -> list[str]:
         return [place["walls"] for place in fleet.manager.leases()[0]["job_places"]]
@@ -434,7 +468,8 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
         fleet.report(name=name)
     token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank, 2) for rank in (0, 1))
-    assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{first: "run"}, {second: "run"}]
+    fleet.wanted()
+    assert [fleet.wanted("gpu-b"), fleet.wanted("gpu-a")] == [{second: "run"}, {first: "run"}]
     fleet.report(run(first), name="gpu-a")
     before = fleet.board.doorbell.mark("gpu-a")
     fleet.report(run(second, "finished", exit_code=5, ended_at=6.0, last_line="boom"), name="gpu-b")
@@ -453,6 +488,7 @@ def test_rank_0_of_a_gang_that_starts_its_workers_first_is_offered_once_they_hav
     order = {"startup_order": "workers_first"}
     lease = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, labels=order))
     first, second = (job_key("t", lease["fencing_token"], rank, 2) for rank in (0, 1))
+    fleet.wanted("gpu-b")
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{}, {second: "run"}]
     before = fleet.board.doorbell.mark("gpu-a")
     fleet.report(run(second), name="gpu-b")

@@ -110,7 +110,8 @@ def test_an_agent_asks_for_its_own_server_only(as_: As, manager: GPUResourceMana
     mine, other = agent(as_), agent(as_, "gpu-b")
     tell(mine, manager)
     as_("ada", run_jobs=True).post("/api/submit", json={**DEMAND, "server": "gpu-a", "job": JOB})
-    assert [item["want"] for item in ask(mine).json["jobs"]] == ["run"]
+    known = ask(mine).json["known"]
+    assert [item["want"] for item in ask(mine, known=known).json["jobs"]] == ["run"]
     assert ask(other).status_code == 403
     assert ask(as_("eve")).status_code == 403
     body = {"server": "gpu-a", "key": job_key("t", 1), "n": "1", "part": part("")}
@@ -137,9 +138,9 @@ def test_a_question_whose_time_is_over_looks_at_nothing_again(
     seen = []
     jobs = JobBoard.jobs
 
-    def counted(board: JobBoard, server: str) -> JobsAnswer:
+    def counted(board: JobBoard, server: str, known: str) -> JobsAnswer:
         seen.append(server)
-        return jobs(board, server)
+        return jobs(board, server, known)
 
     monkeypatch.setattr(JobBoard, "jobs", counted)
     with served(manager, tmp_path, 2) as url:

@@ -11,7 +11,7 @@ from resource_manager.core.models import Link, Request, TypeChoice
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
-from resource_manager.fleet.job_board import AGENT
+from resource_manager.fleet.job_places import AGENT
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
