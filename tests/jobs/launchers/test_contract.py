@@ -102,10 +102,10 @@ def test_all_that_run_are_listed(launcher, job):
     over, prepared, runs = (replace(made, key=job_key(made.key, token)) for token in (1, 2, 3))
     launcher.start(replace(over, command=("/bin/sh", "-c", "exit 0")))
     wait_until_ended(launcher, over.key)
-    wait_for(lambda: over.key not in launcher.running())  # what wrote its end ends a moment later
     launcher.prepare(prepared)
     launcher.start(runs)
     try:
+        wait_for(lambda: over.key not in launcher.running())  # what wrote its end ends a moment later
         assert {runs.key, prepared.key, over.key} & set(launcher.running()) == {runs.key}
     finally:
         for each in (runs, prepared, over):
