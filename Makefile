@@ -48,9 +48,11 @@ quick: install
 	$(PYTEST) $(PARALLEL) -m "not e2e and not slow and not thorough" -k "not system_redis and not limited and not postgresql and not mariadb" \
 		--ignore tests/storage/sql/test_faults.py $(QUICK)
 
-# On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses.
+# On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses. Each process runs
+# servers of its own, so every limit is longer than a test alone needs.
+test-e2e: export E2E_TIMEOUT_FACTOR ?= 4
 test-e2e: install
-	$(PYTEST) -m e2e
+	$(PYTEST) $(PARALLEL) -m e2e
 
 # Other versions in environments of their own, whose names they get: an interpreter on the PATH or one of pyenv's.
 PYTHON ?= 3.11
