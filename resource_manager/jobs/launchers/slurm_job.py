@@ -170,9 +170,10 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
 
 
 def running(root: str, user: str = "") -> dict[str, Any]:
-    """Return {"running": the jobs of this root that Slurm has}."""
+    """Return {"running": the jobs of this root that have not ended}."""
     base = job_files.folder_of(root, user)
-    return {"running": [job["name"] for job in slurm.queue() if os.path.dirname(job["directory"]) == base]}
+    here = [job for job in slurm.queue() if os.path.dirname(job["directory"]) == base]
+    return {"running": [job["name"] for job in here if not _is_over(job)]}
 
 
 def current(root: str, lease: str) -> dict[str, Any]:
@@ -256,10 +257,16 @@ def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
 
 
 def _own(directory: str) -> list[dict[str, str]]:
-    """Return the jobs of a directory, without one that has ended and whose nodes Slurm still cleans up."""
-    over = "" if job_files.number_in(directory, "exit_code") is None else "COMPLETING"
+    """Return the jobs of a directory that have not ended."""
     named = slurm.queue(os.path.basename(directory))
-    return [job for job in named if job["directory"] == directory and job["state"] != over]
+    return [job for job in named if job["directory"] == directory and not _is_over(job)]
+
+
+def _is_over(job: Mapping[str, str]) -> bool:
+    """Return whether a job that Slurm has is over, or was removed, and Slurm still cleans up its nodes."""
+    directory = job["directory"]
+    has_ended = not os.path.exists(directory) or job_files.number_in(directory, "exit_code") is not None
+    return job["state"] == "COMPLETING" and has_ended
 
 
 def _is_gone(directory: str) -> bool:

@@ -146,6 +146,19 @@ class TestFaults:
         wait_for(lambda: launcher.status(key).state is JobState.FINISHED, 60.0)
         assert said(launcher, key).end == "Slurm preempted the job"
 
+    def test_a_job_whose_nodes_slurm_still_cleans_up_is_over(self, launcher, key, tmp_path, monkeypatch):
+        """An epilog may take minutes, and the task's next try does not wait for it."""
+        real, later = shutil.which("squeue"), shell(f"{key[:-1]}2", "true")
+        cleans_up = f'{real} "$@" --states=all | sed s/COMPLETED/COMPLETING/'
+        launcher.start(shell(key, "true"))
+        wait_until_ended(launcher, key)
+        with monkeypatch.context() as patched:
+            patched.setenv("PATH", stub(tmp_path / "bin", "squeue", cleans_up))
+            launcher.prepare(later)
+            launcher.stop(key)
+            launcher.prepare(later)
+        launcher.stop(later.key)
+
     def test_a_job_cancelled_on_slurm_says_so(self, launcher, key, slurm):
         launcher.start(shell(key, "sleep 60"))
         wait_for(lambda: said(launcher, key).state == "RUNNING")
