@@ -74,7 +74,8 @@ def test_a_job_is_ended_at_its_longest_runtime_and_tried_again_with_what_it_save
     wait_for(lambda: run.beats()[-1]["process"] != first, what="the next try")
     preemptors, outcomes = ended_by(bench, run)
     assert (preemptors[0], outcomes[0]) == (MAX_RUNTIME, Outcome.TIMED_OUT)
-    assert steps_of(run) == list(range(len(steps_of(run)))), "it went on with what it saved"
+    steps = steps_of(run)
+    assert steps == list(range(len(steps))), "it went on with what it saved"
     run.finish()
     run.wait_until("success")
     assert run.task()["try_number"] == len(preemptors) + 1, "each end is a try that failed"
