@@ -269,7 +269,7 @@ class Commands:
                 lease_id=lease_id if fencing_token is not None else None,
             )
         except StateLostError as error:
-            if not self._commits.has_lost(lease_id, fencing_token):
+            if not any(self._commits.lost([(lease_id, fencing_token)])):
                 raise
             raise LeaseNotFoundError(lease_id, fencing_token) from error
 
@@ -300,8 +300,13 @@ class Commands:
 
         try:
             return self._commits.run(step, lambda cluster, now: list(held))
-        except (NewerFormatError, StateLostError):  # of such a state each lease is renewed for itself
+        except NewerFormatError:  # of such a state each lease is renewed for itself
             return [self._is_renewed(each, owner) for each in renewals]
+        except StateLostError:  # an owner whose lease is there is told at its next renewal
+            lost = self._commits.lost([(each["task_id"], each["fencing_token"]) for each in renewals])
+            if not any(lost):
+                raise
+            return [not is_lost for is_lost in lost]
 
     def _is_renewed(self, renewal: Renewal, owner: str | None) -> bool:
         token, saved_at = renewal["fencing_token"], renewal.get("checkpoint_at")

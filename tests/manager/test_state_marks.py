@@ -15,6 +15,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import LeaseNotFoundError, StateLostError, StateReplacedError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.manager.results import Renewal
 from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
@@ -144,8 +145,16 @@ def test_an_owner_learns_that_its_lease_is_not_in_an_older_state(place: Place) -
         with pytest.raises(LeaseNotFoundError, match="no live lease of task 'later' with fencing token 2"):
             manager.renew("later", fencing_token=later["fencing_token"])
         assert manager.renew_all([{"task_id": "later", "fencing_token": 2, "checkpoint_at": None}]) == [False]
+        for token in (first["fencing_token"], None):
+            with pytest.raises(StateLostError):
+                manager.renew("first", fencing_token=token)
+        of_one_triggerer: list[Renewal] = [
+            {"task_id": "later", "fencing_token": later["fencing_token"], "checkpoint_at": None},
+            {"task_id": "first", "fencing_token": first["fencing_token"], "checkpoint_at": None},
+        ]
+        assert manager.renew_all(of_one_triggerer) == [False, True], "whoever asks with it"
         with pytest.raises(StateLostError):
-            manager.renew("first", fencing_token=first["fencing_token"])
+            manager.renew_all(of_one_triggerer[1:])
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

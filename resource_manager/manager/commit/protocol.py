@@ -217,19 +217,21 @@ class Transactions:
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(asked_at, math.inf), self.store.now())
 
-    def has_lost(self, lease_id: str, fencing_token: int | None) -> bool:
-        """Return whether the state that took the place of the one read before lacks that lease.
+    def lost(self, leases: Sequence[tuple[str, int | None]]) -> list[bool]:
+        """Return of each lease, by id and token, whether the state lacks it that took the place of its own.
 
         This process grants nothing there, but one that starts now does.
         """
         try:
             cluster = self.store.refresh(None)
         except StateReplacedError:
-            return True
+            return [True] * len(leases)
         except StoreError:
-            return False
-        lease = None if cluster is None else cluster.leases.get(lease_id)
-        return cluster is not None and (lease is None or lease.fencing_token != fencing_token)
+            cluster = None
+        if cluster is None:
+            return [False] * len(leases)
+        present = ((cluster.leases.get(lease_id), token) for lease_id, token in leases)
+        return [lease is None or token not in (None, lease.fencing_token) for lease, token in present]
 
     def known(self) -> ClusterState | None:
         """Return the replica as it is, None before the first read; see `peek_replica`."""
