@@ -17,7 +17,7 @@ from typing import Any
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_state import identity_of
-from resource_manager.airflow.task_trigger.base import RENEW_EVERY_S
+from resource_manager.airflow.task_trigger.base import renewal_pause_s
 from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
@@ -323,7 +323,7 @@ def kept_alive(
     """
     over = threading.Event()
     renewed_at = clock()
-    problem, every_s = "no answer", min(ttl_s / 4, RENEW_EVERY_S)
+    problem, every_s = "no answer", renewal_pause_s(ttl_s / 4)
 
     def renew() -> Allocation:
         nonlocal renewed_at

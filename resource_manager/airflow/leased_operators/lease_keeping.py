@@ -13,8 +13,7 @@ from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import HELD_FOR, STOP_S
-from resource_manager.airflow.task_trigger import base
-from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal_pause_s
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 
@@ -96,7 +95,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             if why := lease["gpu_failed"]:
                 return f"one of its GPUs failed: {why}"
             renewed_at = asked_at
-            await asyncio.sleep(min(self.ttl_s / 4, base.RENEW_EVERY_S))
+            await asyncio.sleep(renewal_pause_s(self.ttl_s / 4))
 
     @property
     def _can_end(self) -> bool:

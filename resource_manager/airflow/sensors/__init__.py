@@ -70,12 +70,12 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         """
         try:
             answer = GPUManagerHook(self.gpu_conn_id).get_conn().explain(self._demand(context))
+        except NoServersError as error:
+            self.log.warning("still waiting: %s", error)
+            return False
+        except InvalidRequestError as error:
+            raise AirflowFailException(str(error)) from None
         except Exception as error:
-            if isinstance(error, NoServersError):
-                self.log.warning("still waiting: %s", error)
-                return False
-            if isinstance(error, InvalidRequestError):
-                raise AirflowFailException(str(error)) from None
             if is_outage(error) and not is_outage(error, StoreRefusedError):
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 return False

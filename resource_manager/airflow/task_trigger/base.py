@@ -40,6 +40,11 @@ RENEW_EVERY_S = 40.0
 that a store which was set back has lost the lease."""
 
 
+def renewal_pause_s(part_s: float) -> float:
+    """Return the time between two renewals: that part of a lease's life, if it is no longer than allowed."""
+    return min(part_s, RENEW_EVERY_S)
+
+
 LAUNCHER_THREADS = 32
 """Calls of launchers at the same time; one to a server out of reach takes half a minute."""
 

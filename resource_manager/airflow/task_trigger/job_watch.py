@@ -143,7 +143,7 @@ class JobWatch:
         now, job = self._clock(), self.jobs[0]
         if self._renewal is not None or now < self._renew_at:
             return
-        self._renew_at = now + min(self._plan.ttl_s / 3, base.RENEW_EVERY_S)
+        self._renew_at = now + base.renewal_pause_s(self._plan.ttl_s / 3)
         saved = [watch.status.checkpoint_at for watch in self._watches]
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None

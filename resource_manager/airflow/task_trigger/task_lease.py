@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from resource_manager.airflow.task_demand import is_of, submit
 from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.task_trigger import base
-from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal_pause_s
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.changes import Outcome
@@ -67,8 +66,8 @@ class TaskLease:
         """
         third_s, lease = self._plan.ttl_s / 3, self._held
         if lease is None or lease["expires_at"] is None:
-            return min(third_s, base.RENEW_EVERY_S)
-        return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), third_s, base.RENEW_EVERY_S)
+            return renewal_pause_s(third_s)
+        return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), renewal_pause_s(third_s))
 
     def is_still(self, entry: Submission) -> bool:
         """Return whether it is this lease, neither a later one of the task nor its pending request."""
@@ -194,7 +193,7 @@ class TaskLease:
             if self._held is not None:
                 with suppress(ResourceManagerError, AirflowException):  # the next step finds out
                     self._held = await self._trigger.shared.call(self._renew)
-            due_s = min(self._plan.ttl_s / 3, base.RENEW_EVERY_S)
+            due_s = renewal_pause_s(self._plan.ttl_s / 3)
 
     async def _with_manager(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
         """Do what asks manager and launchers, as often as it takes until the manager answers."""
