@@ -42,6 +42,10 @@ class OutageError(ResourceManagerError):
     """A call that a store or service did not carry out, or nobody knows whether: it may be made again."""
 
 
+class BusyError(OutageError):
+    """A call that a service refused as one too many of its caller's."""
+
+
 def is_outage(error: BaseException | None, kind: type[OutageError] = OutageError) -> bool:
     """Return True if the error is an outage of that kind, by default of any, or was caused by one."""
     return error is not None and (isinstance(error, kind) or is_outage(error.__cause__, kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.patience import patiently
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S, MAX_LOOK_EVERY_S = 0.5, 2.0
+"""Pause between two looks, and the longest between two at the output of a quiet job."""
+
 PATIENCE_S = 30.0
 """Time in which a service or agent that is started again should answer, within the TTL of the lease."""
 
@@ -68,9 +71,14 @@ class AgentProcess:
         self._thread.join(timeout)
 
     def _follow(self) -> None:
-        offset = 0
+        """Show the output; of a quiet job only its state is looked at as often, which nobody has to send."""
+        offset, ask_at, pause_s = 0, 0.0, 0.0
         while not self._stop.is_set():
             try:
+                is_due = time.monotonic() >= ask_at
+                if not is_due and self._launcher.status(self._key).state is JobState.RUNNING:
+                    self._stop.wait(LOOK_EVERY_S)
+                    continue
                 part = self._launcher.logs(self._key, offset)
             except LauncherError:  # the agent or the service is silent: the job goes on
                 self._stop.wait(LOOK_EVERY_S)
@@ -78,12 +86,12 @@ class AgentProcess:
             if part.text:
                 self._show(part.text)
             is_more, offset = part.offset != offset, part.offset
+            pause_s = 0.0 if is_more else min(max(2 * pause_s, LOOK_EVERY_S), MAX_LOOK_EVERY_S)
+            ask_at = time.monotonic() + pause_s
             if not is_more and part.status.state is not JobState.RUNNING:
                 code = part.status.exit_code
                 self._code = KILLED if code is None else code
                 return
-            if not is_more:
-                self._stop.wait(LOOK_EVERY_S)
 
 
 def show(text: str) -> None:

@@ -19,10 +19,17 @@ class ServiceError(errors.ResourceManagerError):
 
 
 class ServiceUnavailableError(ServiceError, errors.OutageError):
-    """Failure to reach the service, or of the service to reach its store, or one call too many (429).
+    """Failure to reach the service, or of the service to reach its store.
 
     So is an answer that no GPU manager gave, whatever its status: proxies answer for a service that is out.
     """
+
+
+class ServiceBusyError(ServiceUnavailableError, errors.BusyError):
+    """One call too many (429)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(429, message)
 
 
 class RefusedError(ServiceError):
@@ -77,7 +84,9 @@ def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> err
         error = errors.PriorityError(most, "")
     elif status in (400, 413, 415, 422):
         error = errors.InvalidRequestError("", field=field)
-    elif status == 429 or status >= 500:
+    elif status == 429:
+        error = ServiceBusyError("")
+    elif status >= 500:
         error = ServiceUnavailableError(status, "")
     else:
         error = ServiceError(status, "")

@@ -15,7 +15,7 @@ import httpx
 
 from resource_manager.errors import InvalidRequestError, redact
 from resource_manager.rest.answers import Page, check, harmless
-from resource_manager.rest.client_errors import ServiceUnavailableError, error_of
+from resource_manager.rest.client_errors import ServiceBusyError, ServiceUnavailableError, error_of
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +163,8 @@ class ServiceConnection:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) and response.status_code == 429:  # by a proxy, or before it was read
-            raise ServiceUnavailableError(
-                429,
-                f"{self.url} has too many calls: it refused {method} {path}; ask again later",
+            raise ServiceBusyError(
+                f"{self.url} has too many calls: it refused {method} {path}; ask again later"
             )
         # Airflow answers an unknown path so, and where it asks for a login first.
         of_airflow = isinstance(answer, dict) and answer.get("error") == "API route not found"

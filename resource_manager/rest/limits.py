@@ -113,9 +113,20 @@ class Limits:
     @contextmanager
     def running(self, caller: str) -> Iterator[None]:
         """Run a call of that caller inside; raise 429 if a quarter of the threads run their calls already."""
+        with self._turn(caller, self._most_at_once):
+            yield
+
+    @contextmanager
+    def waiting(self, caller: str) -> Iterator[None]:
+        """Wait in a call of that caller inside; raise 429 if half of their calls would wait already."""
+        with self._turn(f"waiting {caller}", max(self._most_at_once // 2, 1)):
+            yield
+
+    @contextmanager
+    def _turn(self, caller: str, most: int) -> Iterator[None]:
         with self._guard:
             at_once = self._running.get(caller, 0)
-            if at_once >= self._most_at_once:
+            if at_once >= most:
                 raise ProblemError(
                     429,
                     f"{at_once} of your calls are being answered, the most at once: try again",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.limits import DEFAULT_THREADS
 from resource_manager.rest.tokens import Role, TokenError
 from tests.agent.reporting import as_text, gpu, report
 from tests.builders import granted_lease, json_of
@@ -184,6 +186,32 @@ def test_output_is_for_owner_team_and_operator(
     assert as_("ada").get("/api/jobs/output", query_string=query).status_code == 404
     other = {**asked, "key": job_key("t", token + 1)}
     assert as_("ada").get("/api/jobs/output", query_string=other).status_code == 404
+
+
+def test_who_waits_for_the_output_of_many_jobs_may_ask_for_other_things(
+    as_: As, manager: GPUResourceManager
+) -> None:
+    tell(agent(as_), manager)
+    body = {**DEMAND, "server": "gpu-a", "job": JOB}
+    token = json_of(as_("ada", run_jobs=True).post("/api/submit", json=body))["fencing_token"]
+    tell(agent(as_), manager)  # the job gets its place
+    query = {"server": "gpu-a", "key": job_key("t", token)}
+
+    def output() -> int:
+        return as_("ada").get("/api/jobs/output", query_string=query).status_code
+
+    with ThreadPoolExecutor(DEFAULT_THREADS) as pool:
+        waiting = [pool.submit(output) for _ in range(DEFAULT_THREADS // 4)]
+        try:
+            wait_for(lambda: len(manager.stored_jobs.questions("gpu-a")) == DEFAULT_THREADS // 8)
+            wait_for(lambda: sum(each.done() for each in waiting) == DEFAULT_THREADS // 8)
+            assert as_("ada").get("/api/status").status_code == 200
+        finally:
+            for question in manager.stored_jobs.questions("gpu-a"):
+                manager.stored_jobs.keep_output("gpu-a", question, part("x"))
+        statuses = sorted(each.result() for each in waiting)
+    half = DEFAULT_THREADS // 8
+    assert statuses == [200] * half + [429] * half
 
 
 def test_an_agent_answers_the_questions_of_its_own_server_only(as_: As, manager: GPUResourceManager) -> None:

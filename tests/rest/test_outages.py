@@ -10,9 +10,15 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager.cli import main
-from resource_manager.errors import CorruptStateError, InvalidRequestError, StaleStateError, is_outage
+from resource_manager.errors import (
+    BusyError,
+    CorruptStateError,
+    InvalidRequestError,
+    StaleStateError,
+    is_outage,
+)
 from resource_manager.rest.client import ServiceClient
-from resource_manager.rest.client_errors import ServiceUnavailableError
+from resource_manager.rest.client_errors import ServiceBusyError, ServiceUnavailableError
 from tests.builders import granted_lease
 from tests.cli.targets import holding
 
@@ -143,5 +149,5 @@ def test_a_proxy_of_the_environment_is_named_when_it_does_not_answer(monkeypatch
 
 def test_what_passes_by_itself_is_an_outage_whoever_tells_it() -> None:
     assert is_outage(StaleStateError(1, 2))
-    assert is_outage(ServiceUnavailableError(429, "too many calls"))
+    assert is_outage(ServiceBusyError("too many calls"), BusyError)
     assert not is_outage(CorruptStateError("cannot be read"))

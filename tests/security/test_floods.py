@@ -113,6 +113,20 @@ def test_one_caller_has_a_quarter_of_the_threads() -> None:
             pass
 
 
+def test_calls_of_a_caller_that_wait_for_agents_leave_room_for_those_that_do_not() -> None:
+    limits_of = Limits(threads=16)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(limits_of.running("caller eve"))
+            stack.enter_context(limits_of.waiting("caller eve"))
+        with pytest.raises(ProblemError) as caught, limits_of.waiting("caller eve"):
+            pass
+        assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "0")
+        with limits_of.running("caller eve"):
+            pass
+        stack.enter_context(limits_of.waiting("caller ada"))
+
+
 class SlowManager(GPUResourceManager):
     """Manager that has the queue read once `end` is set."""
 

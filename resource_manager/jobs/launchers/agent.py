@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import BusyError, ResourceManagerError, is_outage
 from resource_manager.jobs.launchers.base import (
     ANSWER_TIMEOUT_S,
     TAIL_BYTES,
@@ -32,10 +32,16 @@ from resource_manager.jobs.launchers.directory_launcher import (
     status_of,
 )
 from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentSilentError, AgentState, opened_service
+from resource_manager.manager.patience import patiently
 
 T = TypeVar("T")
 
-LOOK_S = 0.05
+LOOK_S, MAX_LOOK_S = 0.05, 0.4
+"""Shortest and longest pause between two looks whether an agent has done what it was to do."""
+
+BUSY_S = 300.0
+"""Time for which a service may have too many calls of this caller, whose lease is renewed meanwhile."""
+
 ABSENT = {
     "state": "absent",
     "exit_code": None,
@@ -55,7 +61,7 @@ class AgentLauncher:
 
     def prepare(self, job: Job) -> JobPlace:
         check_image("agent", job)
-        place = self._state().get("place")
+        place = _once_there_is_room(self._state)["place"]
         assert place is not None
         run = self._ordered(job.key, "prepare", spec=spec_of(job))
         self._place = JobPlace("agent", self.server, **place, walls=run["walls"])
@@ -134,20 +140,25 @@ class AgentLauncher:
             raise LauncherUnreachableError(f"the output of job {key} cannot be read: {found['error']}")
         return found
 
-    def _ordered(self, key: str, want: str, *, grace_s: float = 0.0, **order: Any) -> Mapping[str, Any]:
+    def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:
         """Have the agent do something, and return the job's state once it has; raises `LauncherError`.
 
-        A later order for the same thing, by another process, does as well.
+        It is ordered again where the service has too many calls of this caller: the agent does it once.
         """
+        return _once_there_is_room(lambda: self._ordered_once(key, want, **order))
+
+    def _ordered_once(self, key: str, want: str, *, grace_s: float = 0.0, **order: Any) -> Mapping[str, Any]:
+        """Order something; a later order for the same thing, by another process, does as well."""
         failed = failure(want, key, self.server)
         self._state()
         asked = {**order, "want": want, "grace_s": grace_s}
         number = _answer_of(lambda: opened_service().order_job(self.server, key, asked))
-        ends_at = time.monotonic() + ANSWER_TIMEOUT_S + grace_s
+        ends_at, pause_s = time.monotonic() + ANSWER_TIMEOUT_S + grace_s, LOOK_S
         while (run := self._run(key)).get("n") is None or run["n"] < number:
             if time.monotonic() > ends_at:
                 raise LauncherUnreachableError(f"{failed}: its agent does not answer")
-            time.sleep(LOOK_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_LOOK_S)
         if run["want"] != want:
             raise LauncherUnreachableError(f"{failed}: another process had it {run['want']}")
         if run["refusal"]:
@@ -155,6 +166,11 @@ class AgentLauncher:
         if run["error"] is not None:
             raise kind_of_failure(want)(f"{failed}: {run['error']}")
         return run
+
+
+def _once_there_is_room(call: Callable[[], T]) -> T:
+    """Return what a call gives, made again while its service has too many calls of this caller."""
+    return patiently(call, BUSY_S, may_pass=lambda error: is_outage(error, BusyError))
 
 
 def _answer_of(call: Callable[[], T]) -> T:

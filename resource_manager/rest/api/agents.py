@@ -119,9 +119,10 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
     server, key, lease_id = query.server, query.key, query.task_id or ""
     if not may_read(caller, service.manager.job_of(server, key, lease_id)):
         raise ProblemError(403, "a job's output is for its owner, their team and operators")
-    part = service.manager.job_output(
-        server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
-    )
+    with service.limits.waiting(flask.g.counted_as):
+        part = service.manager.job_output(
+            server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
+        )
     # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
     return {**part, "text": b64encode(part.get("text", "").encode()).decode()}
 

@@ -1,0 +1,68 @@
+"""Orders to an agent whose service has too many calls of their caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, agent
+from resource_manager.jobs.launchers.agent import AgentLauncher
+from resource_manager.manager import patience
+from resource_manager.manager.agent_jobs import note_opened
+from resource_manager.rest.client_errors import error_of
+from tests.eventually import wait_until_ended
+from tests.jobs.launchers.conftest import Board
+
+TOO_MANY = "4 of your calls are being answered, the most at once: try again"
+
+
+class BusyBoard(Board):
+    """Service that has room for the third call of each kind only."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._refusals = {"order": 2, "state": 2}
+
+    def _enter(self, kind: str) -> None:
+        if self._refusals[kind]:
+            self._refusals[kind] -= 1
+            raise error_of(429, {"detail": TOO_MANY}, "0")
+
+    def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> Any:
+        self._enter("order")
+        return super().order_job(server, key, order)
+
+    def agent_state(self, server: str) -> Any:
+        self._enter("state")
+        return super().agent_state(server)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[AgentLauncher]:
+    board = BusyBoard(str(tmp_path))
+    note_opened(board)
+    yield AgentLauncher(JobPlace("agent", "here"))
+    board.jobs.close()
+
+
+def test_a_job_begins_once_the_service_has_room_for_its_order(
+    launcher: AgentLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.01)
+    job = Job("busy-1", ("/bin/sh", "-c", "exit 3"))
+    launcher.prepare(job)
+    assert launcher.start(job)
+    ended = wait_until_ended(launcher, job.key)
+    assert (ended.state, ended.exit_code) == (JobState.FINISHED, 3)
+
+
+def test_an_order_for_which_there_is_never_room_says_so(
+    launcher: AgentLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "BUSY_S", 0.0)
+    with pytest.raises(LauncherUnreachableError, match=f"^{TOO_MANY}$"):
+        launcher.prepare(Job("busy-2", ("true",)))
