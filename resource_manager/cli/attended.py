@@ -88,7 +88,7 @@ class Attended:
         """What else runs a command on the server, though nobody logs in there."""
         self._here = self._is_placed = self._is_warned = self._is_silent = False
         self._process: subprocess.Popen[bytes] | AgentProcess
-        self._signing, self._telling = Calls(self._signals), Calls(self._signals)
+        self._signing, self._telling, self._ending = (Calls(self._signals) for _ in range(3))
         now = time.monotonic()
         self._signed_at = self._asked_at = self._renewed_at = self._begun_at = self._gpus_seen_at = now
         self._asked: Future[Mapping[str, Any] | None] | None = None
@@ -147,7 +147,7 @@ class Attended:
 
     def _is_gone(self, launcher: SignedLauncher) -> bool:
         """Stop the job, and return whether it is known to be gone; say so if it is not."""
-        call = Calls(self._signals).begin(lambda: launcher.stop(self._job.key, 0.0))
+        call = self._ending.begin(lambda: launcher.stop(self._job.key, 0.0))
         settled = self._signals.is_settled(call, END_S, END_S)
         if settled and call.exception() is None:
             return True
@@ -190,7 +190,13 @@ class Attended:
             raise LauncherError(
                 f"server {self._server} has no address in the inventory, so no ssh can reach it"
             )
+        connection.callback(self._settle)
         return connection.enter_context(SharedConnection(self._address, self._signals)).options
+
+    def _settle(self) -> None:
+        """Wait for what shared the log-in, which has ended with it or is about to."""
+        for calls in (self._signing, self._telling, self._ending):
+            calls.settle(CLOSE_S)
 
     def _copy(self, options: tuple[str, ...]) -> str:
         """Return the folder of the code on the server, copied there unless that is this machine."""
@@ -367,7 +373,7 @@ class Attended:
             launcher.stop(self._job.key, GRACE_S)
             return status
 
-        call = Calls(self._signals).begin(end)
+        call = self._ending.begin(end)
         settled = self._signals.is_settled(call, GRACE_S + END_S, GRACE_S + END_S)
         if self._process.poll() is None:
             self._process.terminate()

@@ -156,6 +156,11 @@ class Calls:
         """Return True while a call is not over."""
         return self._last is not None and not self._last.done()
 
+    def settle(self, limit_s: float) -> None:
+        """Wait for the calls to be over, whatever signals come."""
+        if self._last is not None:
+            self._signals.is_settled(self._last, limit_s, limit_s)
+
     def begin(self, call: Callable[[], T]) -> Future[T]:
         """Make the call after those before it."""
         future: Future[T] = Future()

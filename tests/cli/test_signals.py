@@ -239,6 +239,25 @@ def test_a_job_that_ignores_signals_is_killed_after_its_grace(
     assert left(environment) == []
 
 
+@pytest.mark.e2e
+def test_what_shares_the_log_in_has_ended_before_the_program(
+    embedded_redis: RedisServer, tmp_path: Path, ssh_server: SSHServer
+) -> None:
+    """An `ssh` is slow to end once the log-in that it shares is over."""
+    environment = environment_of(tmp_path, embedded_redis.fresh_url(), ssh_server)
+    program = tmp_path / "bin" / "ssh"
+    quick = program.rename(tmp_path / "bin" / "quick-ssh")
+    wait = f'{quick} "$@" & touch {tmp_path}/asked; sleep 1; wait $!; sleep 0.4'
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" -T "*|-T*) {wait};; *) exec {quick} "$@";; esac\n')
+    program.chmod(0o755)
+    process = begun(environment, *of_run(environment))
+    wait_for((tmp_path / "asked").exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=ENDS_WITHIN_S + slack_s())
+    assert process.returncode == 143
+    assert left(environment) == []
+
+
 # ---- a silent store ----
 
 
