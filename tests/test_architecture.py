@@ -240,6 +240,18 @@ def test_no_test_asserts_a_private_attribute() -> None:
                         assert ast.unparse(part.value) == "self", f"{path}:{node.lineno}: {ast.unparse(part)}"
 
 
+MAX_LINES = 400
+
+PROBE = "resource_manager.agent.probe"
+"""The one file that runs on a server without the package."""
+
+
+def test_a_file_is_one_idea_long() -> None:
+    files = [*modules("resource_manager"), *modules("simulator")]
+    long = [path for path in files if len(path.read_text(encoding="utf-8").splitlines()) > MAX_LINES]
+    assert [name_of(path) for path in long] == [PROBE]
+
+
 SAID_BY_HOW = {"asked", "found", "held", "kept", "look", "told"}
 """Words that say how one came by a thing, and not what it is."""
 

@@ -7,12 +7,19 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure
 from resource_manager.cli.by_agent import AgentProcess, AgentTerminal, show
+from resource_manager.cli.endings import (
+    GPU_FAILED,
+    PREEMPTED,
+    TERMINATED,
+    TIMED_OUT,
+    Ending,
+    ending_by_itself,
+)
 from resource_manager.cli.session import Session, say
 from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted
@@ -21,7 +28,7 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import LeaseNotFoundError, NewerFormatError, ResourceManagerError
-from resource_manager.jobs.job_preemption import grace_of, is_time_over
+from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.launchers import Job, JobStatus, LauncherError, LauncherUnreachableError, terminal
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import SignedLauncher
@@ -40,18 +47,6 @@ LOOK_EVERY_S, LOOK_AT_GPUS_EVERY_S = 1.0, 30.0
 PREEMPT_STEP_S, WARN_AT = 5.0, 0.9
 GRACE_S, CLOSE_S, END_S = 10.0, 1.0, 4.0
 """The last is the time beyond the grace in which a job must be known to be gone."""
-
-GPU_FAILED, PREEMPTED, TIMED_OUT, KILLED, TERMINATED = 74, 75, 124, 137, 143
-"""Exit codes: two of `sysexits.h`, an error of a device and "try again later"; others as shells have them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """End of the attended job, and what the history says of its lease."""
-
-    exit_code: int
-    outcome: Outcome
-    reason: str = ""
 
 
 class Attended:
@@ -256,18 +251,7 @@ class Attended:
                 self._signals.check()
         except Interrupted as interrupted:
             return Ending(interrupted.exit_code, Outcome.CANCELLED)
-        if code == 0:
-            return Ending(0, Outcome.SUCCESS, "exit code 0")
-        if self._preemption:
-            say("it was preempted and does not wait again by itself: run the command again")
-            return Ending(
-                TIMED_OUT if is_time_over(self._lease) else PREEMPTED, Outcome.EVICTED, self._preemption
-            )
-        code = code if code > 0 else 128 - code
-        if code in (KILLED, TERMINATED):
-            how = "SIGTERM" if code == TERMINATED else "SIGKILL"
-            say(f"the command was stopped by {how} from elsewhere, as gpu-manager stop does")
-        return Ending(code, Outcome.FAILED, f"exit code {code}")
+        return ending_by_itself(code, self._lease, self._preemption)
 
     def _mind_time(self) -> Ending | None:
         if self._time_s is None:

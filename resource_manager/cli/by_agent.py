@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resource_manager.cli.base import harmless
+from resource_manager.cli.endings import KILLED
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError, is_outage
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
@@ -21,9 +22,6 @@ LOOK_EVERY_S, MAX_LOOK_EVERY_S = 0.5, 2.0
 
 PATIENCE_S = 30.0
 """Time in which a service or agent that is started again should answer, within the TTL of the lease."""
-
-KILLED = 137
-"""Exit code of a job that left none: somebody has killed it, or its server was started again."""
 
 
 class AgentTerminal(AgentLauncher):
@@ -89,7 +87,7 @@ class AgentProcess:
             pause_s = 0.0 if is_more else min(max(2 * pause_s, LOOK_EVERY_S), MAX_LOOK_EVERY_S)
             ask_at = time.monotonic() + pause_s
             if not is_more and part.status.state is not JobState.RUNNING:
-                code = part.status.exit_code
+                code = part.status.exit_code  # none: somebody has killed it, or its server was started again
                 self._code = KILLED if code is None else code
                 return
 

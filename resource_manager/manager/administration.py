@@ -31,8 +31,10 @@ from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.opening import StatedCluster
 from resource_manager.manager.requests import gpu_number, server_name
+from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.scheduling import allocator
+from resource_manager.storage import Store
 from resource_manager.storage.backup import in_utc
 from resource_manager.storage.mark import Mark
 from resource_manager.storage.once import Once
@@ -46,7 +48,14 @@ class Administration:
     """Changes of servers, windows and the cluster, each one commit of `Transactions`."""
 
     _commits: Transactions
+    store: Store
     _stated: StatedCluster
+
+    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
+        """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
+        from resource_manager.manager import slurm_jobs  # loads pydantic
+
+        slurm_jobs.keep(self.store, cluster, jobs)
 
     def add_maintenance(
         self, form: WindowForm, *, dry_run: bool = False, once: Once | None = None

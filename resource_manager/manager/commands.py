@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Outcome, Released
 from resource_manager.core.cluster import ClusterState
@@ -18,23 +17,17 @@ from resource_manager.errors import (
     OtherOwnerError,
     StateLostError,
 )
-from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import NO_END, reported_end
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.results import Allocation, Recorded, ReleaseResult, Renewal, SlurmJob
+from resource_manager.manager.results import Allocation, Recorded, ReleaseResult, Renewal
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
 from resource_manager.scheduling import lease_steps
 from resource_manager.storage import Store, codec
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import Once
-
-if TYPE_CHECKING:
-    from resource_manager.manager import slurm_jobs
-else:
-    slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +38,6 @@ class Commands:
     _commits: Transactions
     store: Store
     stored_jobs: StoredJobs
-
-    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
-        """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
-        slurm_jobs.keep(self.store, cluster, jobs)
 
     def release(
         self,

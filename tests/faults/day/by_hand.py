@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.attended import PREEMPTED
 from resource_manager.cli.base import UNREACHABLE
+from resource_manager.cli.endings import PREEMPTED
 from resource_manager.core.changes import Change, Granted, Outcome, Queued
 from resource_manager.core.names import ALPHABET, short_id
 from resource_manager.errors import ResourceManagerError
