@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.manager.refusal_wording import Refusal
     from resource_manager.settings import Settings
-    from resource_manager.storage import MemoryStore, RedisStore, VariableStore
+    from resource_manager.storage import MemoryStore
+    from resource_manager.storage.airflow_variable.store import VariableStore
+    from resource_manager.storage.redis.store import RedisStore
 else:  # a command that calls a service, or prints its help, needs none of them
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -23,11 +25,11 @@ else:  # a command that calls a service, or prints its help, needs none of them
             "Lease": "resource_manager.core.models",
             "MemoryStore": "resource_manager.storage",
             "Refusal": "resource_manager.manager.refusal_wording",
-            "RedisStore": "resource_manager.storage",
+            "RedisStore": "resource_manager.storage.redis.store",
             "Request": "resource_manager.core.models",
             "ResourceManagerError": "resource_manager.errors",
             "Settings": "resource_manager.settings",
-            "VariableStore": "resource_manager.storage",
+            "VariableStore": "resource_manager.storage.airflow_variable.store",
         },
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,17 @@ def test_the_core_loads_nothing_heavy() -> None:
     code = f"import sys, resource_manager; print(sorted({HEAVY} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import resource_manager.rest.client, resource_manager.cli.attended",
+        "from resource_manager import GPUResourceManager as M; M.from_url('memory://').servers()",
+        "from resource_manager import GPUResourceManager as M; M.from_url('sqlite:///{folder}/s.db').servers()",
+    ],
+)
+def test_the_driver_of_redis_is_loaded_for_redis_only(use: str, tmp_path: Path) -> None:
+    code = f"import sys; {use.format(folder=tmp_path)}; print('redis' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -30,7 +30,8 @@ from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
 from resource_manager.storage import SQL_SCHEMES, checks
-from resource_manager.storage.redis.client import SCHEMES, RedisClient
+from resource_manager.storage.redis import SCHEMES
+from resource_manager.storage.redis.client import RedisClient
 
 SIGN_ON_AGE_S = 2.0
 """Age up to which the provider's settings are taken as they were: strangers ask for the log-in page."""

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.settings import Settings
-from resource_manager.storage.airflow_variable.store import (
-    DEFAULT_LOCK,
-    DEFAULT_VARIABLE,
-    VariableStore,
-    open_variable_store,
-)
+from resource_manager.storage.airflow_variable import DEFAULT_LOCK, DEFAULT_VARIABLE
 from resource_manager.storage.base import Store
 from resource_manager.storage.memory import MemoryStore
-from resource_manager.storage.redis.client import SCHEMES, RedisClient
-from resource_manager.storage.redis.store import RedisStore
+from resource_manager.storage.redis import SCHEMES
 
 SQL_SCHEMES = ("postgresql", "mysql", "sqlite")
 
@@ -42,10 +36,16 @@ def open_store(
             raise SettingsError(
                 "an airflow:// store needs a Redis server for lock and clock: set GPU_MANAGER_REDIS_URL"
             )
+        from resource_manager.storage.airflow_variable.store import open_variable_store
+        from resource_manager.storage.redis.client import RedisClient
+
         return open_variable_store(
             RedisClient.from_url(settings.redis_url), url.partition("://")[2] or variable, lock
         )
     if scheme in SCHEMES:
+        from resource_manager.storage.redis.client import RedisClient
+        from resource_manager.storage.redis.store import RedisStore
+
         return RedisStore(
             RedisClient.from_url(url),
             history_length=settings.history_length,
@@ -63,4 +63,4 @@ def open_store(
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")
 
 
-__all__ = ["MemoryStore", "RedisStore", "Store", "VariableStore", "open_store"]
+__all__ = ["MemoryStore", "Store", "open_store"]

@@ -11,7 +11,8 @@ from resource_manager.errors import StoreError, redact
 from resource_manager.settings import Settings
 from resource_manager.storage.finding import Finding
 from resource_manager.storage.jobs import A_KEY
-from resource_manager.storage.redis.client import SCHEMES, RedisClient
+from resource_manager.storage.redis import SCHEMES
+from resource_manager.storage.redis.client import RedisClient
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resource_manager.errors import ResourceManagerError
 from resource_manager.storage.once import digest
-from resource_manager.storage.redis.client import RedisClient
+
+if TYPE_CHECKING:
+    from resource_manager.storage.redis.client import RedisClient
 
 MAX_JOB_BYTES = 64 * 1024
 """Most bytes of a job as JSON."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from resource_manager.storage.redis.client import RedisClient, load_script
+if TYPE_CHECKING:
+    from resource_manager.storage.redis.client import RedisClient
+
 
 RECORD_TTL_S = 7 * 24 * 3600.0
 """Time for which the record of a silent server's reports is kept: an older report is refused that long."""
@@ -60,12 +62,15 @@ class RedisReports:
     """`ReportStore` in Redis: two keys for each server."""
 
     def __init__(self, client: RedisClient) -> None:
+        from resource_manager.storage.redis.client import load_script  # loads the driver
+
         self._client = client
+        self._put = load_script("put_report")
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
         keys = (self._key("report", server), self._key("report-record", server))
         lives_ms = (max(int(1000 * ttl_s), 1), int(1000 * RECORD_TTL_S))
-        self._client.run(load_script("put_report"), keys, (report, record, *lives_ms))
+        self._client.run(self._put, keys, (report, record, *lives_ms))
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
         return self._live("report", servers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resource_manager.storage.clock import Reading
-from resource_manager.storage.redis.client import RedisClient
+
+if TYPE_CHECKING:
+    from resource_manager.storage.redis.client import RedisClient
 
 KEEP_S = 24 * 3600.0
 """Time for which a witness that is not heard of any more is kept, at least."""

@@ -29,7 +29,7 @@ from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.queue.giving_back import times_given_back
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
-from resource_manager.storage.redis.client import SCHEMES
+from resource_manager.storage.redis import SCHEMES
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, read_json_lines
 from simulator.replay.operations import Operations, Parts, endless_request

@@ -14,8 +14,9 @@ from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.preemption import victim_right
 from resource_manager.scheduling.preemption.requeueing import requeued
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
-from resource_manager.storage import RedisStore, VariableStore
+from resource_manager.storage.airflow_variable.store import VariableStore
 from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.storage.redis.store import RedisStore
 
 
 def no_version_check() -> None:

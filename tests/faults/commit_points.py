@@ -41,7 +41,7 @@ class CommitPoint:
     def arm_redis(self) -> None:
         from redis.connection import AbstractConnection
 
-        from resource_manager.storage import RedisStore
+        from resource_manager.storage.redis.store import RedisStore
 
         self._surround(RedisStore, "commit", before="before", after="answered", is_commit=True)
         self._surround(AbstractConnection, "send_packed_command", after="sent", only=b"EVALSHA")
@@ -63,8 +63,8 @@ class CommitPoint:
         from sqlalchemy import event
         from sqlalchemy.engine import Engine
 
-        from resource_manager.storage import VariableStore
         from resource_manager.storage.airflow_variable.access import DatabaseAccess, TaskAccess
+        from resource_manager.storage.airflow_variable.store import VariableStore
 
         self._surround(VariableStore, "commit", after="answered", is_commit=True)
         for way in (DatabaseAccess, TaskAccess):

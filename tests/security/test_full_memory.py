@@ -26,11 +26,12 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.tokens import Role
-from resource_manager.storage import RedisStore, memory, open_store
+from resource_manager.storage import memory, open_store
 from resource_manager.storage.once import Once
 from resource_manager.storage.redis import store as redis_store
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.storage.redis.store import RedisStore
 from tests.builders import granted_lease, present
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer

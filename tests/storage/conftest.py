@@ -10,7 +10,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from resource_manager.settings import Settings
-from resource_manager.storage import MemoryStore, Store, VariableStore, open_store
+from resource_manager.storage import MemoryStore, Store, open_store
+from resource_manager.storage.airflow_variable.store import VariableStore
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import RedisStore
 from resource_manager.storage.sql import mysql

@@ -25,7 +25,7 @@ from resource_manager.cli.target import Target
 @on_target
 def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
     """Measure allocations per second, latencies and memory on this machine."""
-    from resource_manager.storage.redis.client import SCHEMES
+    from resource_manager.storage.redis import SCHEMES
 
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)

@@ -33,7 +33,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.storage import refusals
-from resource_manager.storage.airflow_variable import document
+from resource_manager.storage.airflow_variable import DEFAULT_LOCK, DEFAULT_VARIABLE, document
 from resource_manager.storage.airflow_variable.document import Document
 from resource_manager.storage.airflow_variable.jobs import VariableJobs
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from resource_manager.storage.airflow_variable.access import VariableAccess
     from resource_manager.storage.redis.client import RedisClient
 
-DEFAULT_VARIABLE = "gpu_resource_status"
-DEFAULT_LOCK = "gpu_resource_lock"
 LOCK_TTL_S = 30.0
 WRITE_MARGIN_S = 10.0
 """No write begins within this last part of the lock's time to live."""

@@ -19,6 +19,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.redis import SCHEMES
 from resource_manager.storage.redis.server_errors import error_of
 
 try:
@@ -27,7 +28,6 @@ except ImportError:  # the driver does without
     pack_command = None  # type: ignore[assignment]
 
 DEFAULT_NAMESPACE = "gpu_manager"
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
 MAX_TRIES = 4

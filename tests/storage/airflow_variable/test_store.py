@@ -22,7 +22,8 @@ from resource_manager.errors import (
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
-from resource_manager.storage import VariableStore, open_store
+from resource_manager.storage import open_store
+from resource_manager.storage.airflow_variable.store import VariableStore
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock

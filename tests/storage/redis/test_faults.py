@@ -41,9 +41,10 @@ from resource_manager.errors import (
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
-from resource_manager.storage import RedisStore, open_store
+from resource_manager.storage import open_store
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.store import RedisStore
 from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
