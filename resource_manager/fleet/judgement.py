@@ -17,7 +17,7 @@ from resource_manager.fleet.records import Record
 from resource_manager.fleet.search_answers import opened_by
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
-from resource_manager.fleet.transitions import Rules, clean_gpus, transitions
+from resource_manager.fleet.transitions import Rules, clean_gpus, tells_nothing, transitions
 from resource_manager.scheduling import lease_steps
 
 DEFAULT_INTERVAL_S = 10.0
@@ -63,7 +63,7 @@ def judge(
         listed_at=now if report.jobs is not None else known.listed_at,
         mps=tuple(report.mps or ()),
     )
-    if report.error is not None:
+    if tells_nothing(state, report):
         record = replace(record, received_at=known.received_at)  # nothing is known of its GPUs: it is silent
     rules = IdleRules(cluster)
     passed_s = min(max(record.received_at - known.received_at, 0.0), SILENT_INTERVALS * known.interval_s)

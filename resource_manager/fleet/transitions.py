@@ -65,26 +65,33 @@ def is_pinned(state: NodeState) -> bool:
     return bool(state.gpu_free) and len(state.gpu_uuids) == len(state.gpu_free)
 
 
+def tells_nothing(state: NodeState, report: Report) -> bool:
+    """Return True if an agent could not say how the GPUs of its server are."""
+    return report.error is not None and bool(state.gpu_free)
+
+
 def transitions(
     cluster: ClusterState, report: Report, clean: dict[int, int], rules: Rules, now: float
 ) -> Outcome:
     """Return what the report changes; `clean` is that of the report before. Raises `UnknownNodeError`.
 
-    A report without GPUs because of an error says nothing, and one of a server without pinned UUIDs only that
-    its agent is not silent.
+    A report without GPUs because of an error says nothing, unless the server has none. One of a server
+    without pinned UUIDs, or without GPUs, says only that its agent is not silent.
     """
     state = cluster.node(report.server)
-    if report.error is not None:
+    if tells_nothing(state, report):
         return Outcome()
-    if not is_pinned(state):
-        return Outcome([] if state.silent is None else [AgentSeen(state.name, now)])
-    return _Reading(cluster, state, report, clean, rules, now).outcome()
+    reading = _Reading(cluster, state, report, clean, rules, now)
+    if is_pinned(state):
+        return reading.outcome()
+    is_new = state.silent is not None or (not state.gpu_free and not state.watched)
+    return Outcome([*([AgentSeen(state.name, now)] if is_new else []), *reading.cleaned()])
 
 
 def clean_gpus(cluster: ClusterState, report: Report, rules: Rules, now: float) -> list[Change]:
     """Return the GPUs on which the report shows no process of a lease that has ended."""
     state = cluster.node(report.server)
-    if report.error is not None or not is_pinned(state):
+    if tells_nothing(state, report):
         return []
     return list(_Reading(cluster, state, report, {}, rules, now).cleaned())
 
@@ -129,8 +136,9 @@ class _Reading:
 
     def cleaned(self) -> Iterator[Change]:
         for entry in self._state.cleaning.values():
-            left = self._left_of(entry)
-            if left is not None and not left:
+            uuid = entry.uuid or self._state.gpu_uuids.get(entry.gpu_id, "")
+            is_unseen = uuid not in self._reported and uuid not in self._state.gpu_uuids.values()
+            if self._left_of(entry) == [] or is_unseen:  # of which no report will ever tell
                 yield GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, self._now)
 
     def _left_of(self, entry: Cleaning) -> list[ProcessReport] | None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.report_format import ReportError, read_report
-from resource_manager.core.changes import AgentLost, Change, Quarantined
+from resource_manager.core.changes import AgentLost, Change, InventoryChanged, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
 from resource_manager.errors import UnknownNodeError
@@ -111,12 +112,10 @@ def test_a_server_that_has_just_become_watched_is_not_silent(monkeypatch: pytest
 
 
 def test_reports_of_a_server_without_pinned_uuids_are_only_kept() -> None:
-    service = Service(Node("gpu-a", 0, {"cpus": 4}, tuple(g for g in server().gpus if False)))
     unpinned = Service(Node("gpu-a", 0, {"cpus": 4}, tuple(type(g)(g.gpu_id) for g in server().gpus)))
-    for each in (service, unpinned):
-        assert not each.report(gpu(0, xids=[{"xid": 79, "count": 1, "at": 1.0}]))["watched"]
-        assert each.kinds == []
-        assert each.manager.store.reports.reports(["gpu-a"])
+    assert not unpinned.report(gpu(0, xids=[{"xid": 79, "count": 1, "at": 1.0}]))["watched"]
+    assert unpinned.kinds == []
+    assert unpinned.manager.store.reports.reports(["gpu-a"])
 
 
 def test_a_freed_gpu_is_granted_once_no_process_of_its_lease_is_left(service: Service) -> None:
@@ -235,6 +234,49 @@ def test_an_agent_whose_driver_hangs_is_as_good_as_silent(pair: Service) -> None
         pair.report(error="the GPU driver hangs", after_s=0.5)
         report_b(pair, 10)
     assert pair.server["silent_since"] == 1e6 + 10
+
+
+@pytest.mark.parametrize("error", [None, "no GPU library or tool"])
+def test_the_silence_of_a_server_without_gpus_is_noticed(error: str | None) -> None:
+    service = Service(Node("gpu-a", 0, {"cpus": 8}), second(), min_gpus=0)
+    for _ in range(3):
+        service.report(error=error)
+        report_b(service, 10)
+    assert (service.server["watched"], service.kinds) == (True, ["agentseen", "agentseen"])
+    service.allocate("t", 0, server="gpu-a")
+    report_b(service, 80)
+    assert service.server["silent_since"] is not None
+    refused = service.manager.allocate("u", 0, 1, server="gpu-a")
+    assert isinstance(refused, Refusal)
+    assert "silent" in refused.detail
+    service.report(error=error)
+    assert service.server["silent_since"] is None
+    service.manager.release_resources("t")
+    service.allocate("u", 0, server="gpu-a")
+
+
+@pytest.mark.parametrize("is_granted_before", [True, False])
+def test_gpus_whose_uuids_left_the_inventory_are_granted_again(is_granted_before: bool) -> None:
+    service = Service(server())
+    service.report(gpu(0), gpu(1))
+
+    def unpin() -> None:
+        node = service.manager.inventory[0]
+        unpinned = replace(node, gpus=tuple(replace(each, uuid="") for each in node.gpus))
+        service.manager.commit(lambda cluster, now: [InventoryChanged((unpinned,), now)])
+
+    if is_granted_before:
+        service.allocate("t", 2)
+        unpin()
+    else:
+        unpin()
+        service.allocate("t", 2)
+    service.manager.release_resources("t")
+    left = process(lease_id="t", lease_source="environment")
+    service.report(gpu(0, processes=[left]), gpu(1))
+    assert [entry["gpu_id"] for entry in service.server["gpus_cleaning"]] == [0] * is_granted_before
+    service.report(gpu(0), gpu(1))
+    service.allocate("u", 2)
 
 
 def test_what_is_released_on_a_silent_server_is_cleaned_before_it_is_granted_again(pair: Service) -> None:
