@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resource_manager.errors import StateReplacedError
+from resource_manager.errors import StateLostError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.draft_file import replacing
@@ -66,7 +66,7 @@ class StateMarks:
             store, known = self._manager.store, self._known
             try:
                 version = self._manager.read(lambda cluster, now: cluster.version)
-            except StateReplacedError:
+            except StateLostError:
                 self._close_instead()
                 raise
             if known is not None and is_behind(store, version, known):
@@ -88,7 +88,7 @@ class StateMarks:
                 _write(file, str(taken))
 
     def _close_instead(self) -> None:
-        """Close the servers of the state that was begun in the place of this process's own."""
+        """Close the servers of the state in the place of this process's own, if it lacks the mark."""
         with GPUResourceManager(self._manager.settings) as begun:
             version = begun.read(lambda cluster, now: cluster.version)
             if self._known is not None and is_behind(begun.store, version, self._known):

@@ -39,7 +39,7 @@ class Store(Protocol):
     """One state: a version, the result of all changes, and their bounded history; thread-safe.
 
     Every method may raise `StoreUnavailableError`; those that read state may raise `CorruptStateError`,
-    and `StateLostError` when the stored state is older than one read from it before.
+    and `StateLostError` when the stored state is older than one read from it before, or was and went on.
     """
 
     def now(self) -> float:

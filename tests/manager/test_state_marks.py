@@ -135,13 +135,26 @@ def test_an_emptied_store_is_no_new_one_until_an_operator_says_so(place: Place) 
         assert not isinstance(begun.allocate("next", 2), Refusal)
 
 
-def test_an_owner_learns_that_its_lease_is_not_in_an_older_state(place: Place) -> None:
+def go_on(place: Place, grants: int) -> None:
+    """Grant that many leases by another process."""
+    with place.manager() as worker:
+        for number in range(grants):
+            assert not isinstance(worker.allocate(f"other-{number}", 2), Refusal)
+
+
+GOES_ON = pytest.mark.parametrize("others", [0, 2, 3], ids=["older", "as_far", "further"])
+"""Grants of others on the dump; the lost changes are two."""
+
+
+@GOES_ON
+def test_an_owner_learns_that_its_lease_is_not_in_an_older_state(place: Place, others: int) -> None:
     """Processes that begin there grant its GPUs, so it must not go on."""
     bring_back = place.dump()
     with place.manager() as manager:
         first, later = manager.renew("first"), manager.submit("later", 2)
         assert later["state"] == "RUNNING"
         bring_back()
+        go_on(place, others)
         with pytest.raises(LeaseNotFoundError, match="no live lease of task 'later' with fencing token 2"):
             manager.renew("later", fencing_token=later["fencing_token"])
         assert manager.renew_all([{"task_id": "later", "fencing_token": 2, "checkpoint_at": None}]) == [False]
@@ -194,6 +207,24 @@ def test_a_service_that_goes_on_closes_the_servers_of_a_store_that_began_anew(tm
                 with pytest.raises(StateReplacedError):
                     marks.check()
             assert "gpu-manager store restore FILE" in refusal(worker).detail
+
+
+@GOES_ON
+def test_a_service_that_goes_on_closes_the_servers_of_an_older_dump(place: Place, others: int) -> None:
+    bring_back = place.dump()
+    with place.manager() as manager:
+        for name in ("lost", "lost too"):
+            assert not isinstance(manager.allocate(name, 2), Refusal)
+        marks = place.marked(manager)
+        bring_back()
+        go_on(place, others)
+        for _ in range(2):
+            with pytest.raises(StateLostError):
+                marks.check()
+        with place.manager() as worker:
+            assert "gpu-manager store restore FILE" in refusal(worker).detail
+        with pytest.raises(StateLostError):
+            manager.allocate("next", 2)
 
 
 def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
-from tests.storage.conftest import OpenStore
+from tests.storage.conftest import OpenStore, TakeDump
 from tests.storage.walk import Walk, add, first_state, granted, servers, started
 
 
@@ -644,6 +644,58 @@ def test_a_replica_ahead_of_the_store_is_a_lost_state(open_client: OpenStore) ->
     mine.apply(granted(mine, "a", store.now()))
     with pytest.raises(StateLostError):
         store.refresh(mine)
+
+
+@pytest.mark.parametrize("others", [1, 3], ids=["as_far", "further"])
+def test_a_state_that_was_set_back_to_a_dump_and_went_on_is_a_lost_one(
+    open_client: OpenStore, take_dump: TakeDump, others: int
+) -> None:
+    writer, follower, reader, late, early = (open_client() for _ in range(5))
+    replicas = {writer: started(writer)}
+    add(writer, replicas[writer], "kept")
+    bring_back = take_dump()
+    replicas |= {store: whole(store) for store in (follower, late)}
+    of_the_dump = whole(early)
+    add(writer, replicas[writer], "lost")
+    replicas[follower] = refreshed(follower, replicas[follower])
+    replicas[reader] = whole(reader)
+    with pytest.raises(StaleStateError) as stale:
+        add(late, replicas[late], "too late")
+    for change in stale.value.missed:
+        replicas[late].apply(change)
+    bring_back()
+    newcomer = open_client()
+    theirs = whole(newcomer)
+    for number in range(others):
+        add(newcomer, theirs, f"other-{number}")
+    before = fresh(open_client())
+    for store, replica in replicas.items():
+        assert set(replica.leases) == {"kept", "lost"}
+        for _ in range(2):  # also once the other state was read
+            with pytest.raises(StateLostError):
+                add(store, replica, "next")
+            check_clock(store)
+            with pytest.raises(StateLostError):
+                store.refresh(replica)
+            assert whole(store).version == before.version
+        assert set(replica.leases) == {"kept", "lost"}, "the two are not mixed"
+    assert fresh(open_client()) == before
+    assert normal(refreshed(early, of_the_dump).snapshot()) == before, "it goes on from there"
+    add(newcomer, theirs, "more")
+    assert newcomer.refresh(theirs) is theirs
+    newcomer.replace(first_state())
+    for store, replica in replicas.items():
+        add(store, refreshed(store, replica), f"after-{id(store)}")  # an operator decided
+
+
+def whole(store: Store) -> ClusterState:
+    return refreshed(store, None)
+
+
+def refreshed(store: Store, replica: ClusterState | None) -> ClusterState:
+    cluster = store.refresh(replica)
+    assert cluster is not None
+    return cluster
 
 
 def test_the_clock_moves_forward_and_is_shared(open_client: OpenStore) -> None:

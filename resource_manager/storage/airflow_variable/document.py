@@ -50,6 +50,10 @@ class Document:
         missed = tuple(change for number, change in self.changes if number > version)
         return missed if len(missed) == self.cluster.version - version else ()
 
+    def id_of(self, version: int) -> str:
+        """Return what tells the change that led to a version from another's, empty if it is not kept."""
+        return next((repr(change.at) for number, change in self.changes if number == version), "")
+
 
 def to_json(document: Document, now: float) -> str:
     """Return the document as JSON: `servers` and `last_updated` are for readers, `state` is authoritative."""

@@ -40,6 +40,7 @@ from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
+from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
@@ -85,6 +86,7 @@ class VariableStore:
         self.clock = ServerClock(client.time)
         self.incarnation = ""
         self._last_commit = ""
+        self._lineage = Lineage()
         self.closed = ""
         self.suspension = NO_SUSPENSION
         self.reports = RedisReports(client)
@@ -95,7 +97,7 @@ class VariableStore:
         return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
-        stored = self._read(self._text())
+        stored = self._read(self._text(), -1 if replica is None else replica.version)
         if stored is None:
             return None
         self.closed = stored.closed
@@ -130,7 +132,7 @@ class VariableStore:
         with self._holding(version, lock) as held:
             held.renew()
             text = self._text()
-            stored = self._read(text)
+            stored = self._read(text, version)
             if stored is None:
                 raise StaleStateError(version, None, f"{self._where} does not exist; write the first state")
             cluster = stored.cluster
@@ -287,7 +289,8 @@ class VariableStore:
     def _text(self) -> str | None:
         return self._access.get(self._variable)
 
-    def _read(self, text: str | None) -> Document | None:
+    def _read(self, text: str | None, version: int = -1) -> Document | None:
+        """Return the document, None if there was none yet; `version` is that of a replica, if any."""
         if text is None:
             remembered = self._remembered_version()
             if self.incarnation or remembered is not None:
@@ -301,7 +304,15 @@ class VariableStore:
             raise StateReplacedError(
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
+        known_id, stored_id = self._lineage.id_of(stored.incarnation, version), stored.id_of(version)
+        if known_id and stored_id and known_id != stored_id:
+            raise StateLostError(f"{self._where} lacks the version {version} that was read before; {WAY_OUT}")
+        self._note(stored)
         return stored
+
+    def _note(self, stored: Document) -> None:
+        version = stored.cluster.version
+        self._lineage.note(stored.incarnation, version, stored.id_of(version))
 
     def _refuse_closed(self, stored: Document) -> None:
         if stored.closed:
@@ -335,7 +346,7 @@ class VariableStore:
 
     def _write(self, new: Document, lock: RedisLock, before: str | None) -> None:
         """Write the document in place of the text `before`, which the caller has checked."""
-        new = replace(new, commit=_name(), changes=new.changes[-CHANGES_KEPT:])
+        new = replace(new, commit=os.urandom(8).hex(), changes=new.changes[-CHANGES_KEPT:])
         text = document.to_json(new, self.now())
         if lock.remaining_s < WRITE_MARGIN_S:
             raise LockError(f"{self._where} was not written: the lock had only {lock.remaining_s:.1f} s left")
@@ -348,6 +359,7 @@ class VariableStore:
         if not written:
             raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
         self.incarnation, self._last_commit = new.incarnation, new.commit
+        self._note(new)
         self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager
@@ -379,7 +391,3 @@ def open_variable_store(client: RedisClient, variable: str, lock: str) -> Variab
     from resource_manager.storage.airflow_variable.access import variable_access
 
     return VariableStore(variable_access(), client, variable=variable, lock=lock)
-
-
-def _name() -> str:
-    return os.urandom(8).hex()

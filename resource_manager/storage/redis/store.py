@@ -20,26 +20,18 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
-from resource_manager.errors import (
-    CorruptStateError,
-    KeysFullError,
-    StaleStateError,
-)
+from resource_manager.errors import CorruptStateError, KeysFullError, StaleStateError
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_kinds, skipping
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow, RedisJobs
+from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.redis import layout
-from resource_manager.storage.redis.client import (
-    SOCKET_TIMEOUT_S,
-    Command,
-    RedisClient,
-    load_script,
-)
+from resource_manager.storage.redis.client import SOCKET_TIMEOUT_S, Command, RedisClient, load_script
 from resource_manager.storage.redis.lease_layout import counters_after
 from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
 from resource_manager.storage.redis.script_answers import known_entries, refuse, suspension_in
@@ -95,6 +87,7 @@ class RedisStore:
         self.jobs = RedisJobs(client)
         self.witnesses = RedisWitnesses(client)
         self._inventory = layout.Inventory()
+        self._lineage = Lineage()
         self.clock = ServerClock(client.time)
         self.suspension = NO_SUSPENSION
         self.closed = ""
@@ -112,8 +105,7 @@ class RedisStore:
                 replica = self._whole_state(answer)
             else:
                 assert replica is not None
-                for text in answer[6]:
-                    replica.apply(change_from_json(text))
+                self._catch_up(replica, answer)
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
         except CorruptStateError as error:
@@ -169,6 +161,7 @@ class RedisStore:
             inventory,
             HANDOFF_MS,
             int(waits_for_owners(changes)),
+            self._lineage.id_of(self.incarnation, version),
             KEEP_S,
             len(once),
             *(key.stored(reference) for key, reference in once),
@@ -176,6 +169,7 @@ class RedisStore:
             version=version,
             once=once,
         )
+        self._lineage.note(self.incarnation, version + len(changes), commit_id)
         if isinstance(lock, RedisLock):
             lock.released()
 
@@ -274,6 +268,7 @@ class RedisStore:
             known,
             self._inventory.version,
             len(self._inventory.nodes),
+            self._lineage.id_of(self.incarnation, known),
         )
 
     def _read(self, known: int) -> list[Any] | None:
@@ -293,8 +288,15 @@ class RedisStore:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self.incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
+        self._lineage.note(self.incarnation, answer[3], answer[-2].decode())
         parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:22])
         return layout.read_state(answer[3], parts, self._inventory)
+
+    def _catch_up(self, replica: ClusterState, answer: Sequence[Any]) -> None:
+        for text in answer[6]:
+            replica.apply(change_from_json(text))
+        if answer[6]:
+            self._lineage.note(self.incarnation, answer[3], answer[-2].decode())
 
     # ---- writing ----
 
@@ -370,6 +372,8 @@ class RedisStore:
         if answer[0] not in (b"ok", passing):
             if answer[0] == b"empty" and not self.incarnation:
                 raise refusals.no_state(self._client.address, version)
+            if answer[0] == b"stale" and len(answer) > 6:
+                self._lineage.note(self.incarnation, answer[3], answer[6].decode())
             refuse(answer, self._client.address, version, once, self._confirmation_window_s)
         return answer
 
@@ -389,7 +393,6 @@ class _Missed:
         if answer[0] != b"ok" or answer[4] or answer[5] != b"changes":
             return False
         with suppress(CorruptStateError):  # who reads the state is told
-            for text in answer[6]:
-                self._replica.apply(change_from_json(text))
+            self._store._catch_up(self._replica, answer)
             return True
         return False

@@ -85,11 +85,13 @@ class Fault:
 class Commit(NamedTuple):
     """A commit: each change as (time in s, JSON), each idempotency key as (caller, key, text to keep).
 
-    The callers of `jobs` are digests."""
+    `known_id` is that of the commit that led to `version`, empty if unknown. The callers of `jobs` are
+    digests."""
 
     namespace: str
     version: int
     commit_id: str
+    known_id: str
     changes: Sequence[tuple[float, str]]
     decided_at: float
     lock_token: str
@@ -119,6 +121,7 @@ class Commit(NamedTuple):
             "version": self.version,
             "new_version": self.version + len(self.changes),
             "commit_id": self.commit_id,
+            "known_id": self.known_id,
             "decided_at": self.decided_at,
             "lock_token": self.lock_token,
         }
@@ -306,6 +309,8 @@ def _update(
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
         f"abs({{now}} - :decided_at) <= {CLOCK_TOLERANCE_S}",
+        "NOT EXISTS (SELECT 1 FROM {change} c WHERE c.namespace = :namespace AND c.version = :version "
+        "AND :known_id NOT IN ('', c.commit_id))",
     ]
     if grants:
         sets.append("last_fencing_token = :fencing_token")

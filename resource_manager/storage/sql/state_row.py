@@ -48,11 +48,12 @@ _COLUMNS = (
 _STATE = f"SELECT {_COLUMNS} FROM {{state}} s WHERE s.namespace = :namespace"
 STATE_AND_CHANGES = (
     f"SELECT {_COLUMNS}, c.version, c.body, c.commit_id FROM {{state}} s LEFT JOIN ("
-    "SELECT version, body, commit_id FROM {change} WHERE namespace = :namespace AND version > :after "
-    "ORDER BY version LIMIT :limit) c ON 1 = 1 WHERE s.namespace = :namespace ORDER BY c.version"
+    "SELECT version, CASE WHEN version = :since THEN '' ELSE body END AS body, commit_id FROM {change} "
+    "WHERE namespace = :namespace AND version >= :since ORDER BY version LIMIT :limit) c ON 1 = 1 "
+    "WHERE s.namespace = :namespace ORDER BY c.version"
 )
 CHANGES = (
-    "SELECT version, body FROM {change} WHERE namespace = :namespace AND version > :after "
+    "SELECT version, body, commit_id FROM {change} WHERE namespace = :namespace AND version >= :first "
     "ORDER BY version LIMIT :limit"
 )
 

@@ -32,6 +32,7 @@ from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerC
 from resource_manager.storage.codec import change_from_json, change_to_json, check_format, is_known, skipping
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
+from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once, digest
 from resource_manager.storage.sql.database import Database
@@ -85,6 +86,7 @@ class SqlStore:
         self.reports = SqlReports(database)
         self.jobs = SqlJobs(database)
         self.witnesses = SqlWitnesses(database)
+        self._lineage = Lineage()
         self._is_untidy = False
         self._snapshot_every = snapshot_every
 
@@ -140,6 +142,7 @@ class SqlStore:
             namespace=self.database.namespace,
             version=version,
             commit_id=new_commit_id(),
+            known_id=self._lineage.id_of(self.incarnation, version),
             changes=[(change.at, change_to_json(change)) for change in changes],
             decided_at=now,
             lock_token=NO_LOCK if lock is None else lock.token,
@@ -164,6 +167,7 @@ class SqlStore:
             assert isinstance(lock, SqlLock)
             lock.handed_on(commit.heir, sent_at)
         after = version + len(changes)
+        self._lineage.note(commit.incarnation, after, commit.commit_id)
         every = self._snapshot_every
         self._is_untidy = self._is_untidy or after // every != version // every
 
@@ -222,8 +226,8 @@ class SqlStore:
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         try:
-            rows = self.database.rows(CHANGES, after=max(after, 0), limit=limit)
-            return [(version, change_from_json(body)) for version, body in rows]
+            rows = self.database.rows(CHANGES, first=max(after, 0) + 1, limit=limit)
+            return [(version, change_from_json(body)) for version, body, _ in rows]
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
@@ -261,7 +265,7 @@ class SqlStore:
         Both are of one moment.
         """
         begin = self.clock.steady()
-        rows = self.database.rows(STATE_AND_CHANGES, after=version, limit=limit)
+        rows = self.database.rows(STATE_AND_CHANGES, since=version, limit=limit + 1 if limit else 0)
         row = StateRow(*rows[0][: len(StateRow._fields)]) if rows else None
         if row is None or row.version is None:
             if self.incarnation:
@@ -282,7 +286,14 @@ class SqlStore:
         if row.suspended_until > row.now:
             self.suspension = Suspension(row.suspended_until, row.clock_jump_s)
         found = (StoredChange(*fields[len(StateRow._fields) :]) for fields in rows)
-        return row, [change for change in found if change.version is not None]
+        changes = [change for change in found if change.version is not None]
+        if changes and changes[0].version == version:
+            known_id, commit_id = self._lineage.id_of(row.incarnation, version), changes.pop(0).commit_id
+            if known_id not in ("", commit_id):
+                raise self._lost(version, "another history")
+        if changes and changes[-1].version == row.version:
+            self._lineage.note(row.incarnation, row.version, changes[-1].commit_id)
+        return row, changes
 
     def _whole_state(self, *, known_only: bool = False) -> ClusterState:
         while (cluster := self._stored_state(known_only)) is None:
@@ -292,14 +303,19 @@ class SqlStore:
     def _stored_state(self, known_only: bool = False) -> ClusterState | None:
         """Return the whole state, but for unknown changes if told; None if it was replaced meanwhile."""
         cluster = self._snapshots.read()
-        while rows := self.database.rows(CHANGES, after=cluster.version, limit=MAX_CATCH_UP):
-            for version, body in rows:
+        first, commit_id = cluster.version, ""
+        while rows := self.database.rows(CHANGES, first=first, limit=MAX_CATCH_UP):
+            for version, body, _ in rows:
+                if version == cluster.version:  # that of the snapshot
+                    continue
                 if version != cluster.version + 1:
                     return None
                 if known_only and not is_known(body):
                     cluster.version = version
                 else:
                     cluster.apply(change_from_json(body))
+            first, commit_id = cluster.version + 1, rows[-1][2]
+        self._lineage.note(self.incarnation, cluster.version, commit_id)
         return cluster
 
     # ---- refusals ----

@@ -264,7 +264,9 @@ def test_two_writes_of_the_same_version_are_distinguished(
     assert theirs is not None
     add(other, theirs, "kept")
     assert theirs.version == cluster.version
-    seen = store.refresh(cluster)
+    with pytest.raises(StateLostError, match="lacks the version 1 that was read before"):
+        store.refresh(cluster)
+    seen = store.refresh(None)
     assert seen is not None
     assert set(seen.leases) == {"kept"}
 

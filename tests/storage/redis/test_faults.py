@@ -48,6 +48,7 @@ from resource_manager.storage.redis.store import RedisStore
 from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
+from tests.storage.dumps import dump_of_redis
 from tests.storage.walk import add, add_in_child, first_state, granted, started
 
 TRUSTING = ClusterSettings(confirmation_window_s=0)
@@ -226,6 +227,34 @@ def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: Red
         store.refresh(cluster)
     with pytest.raises(StaleStateError):
         add(store, cluster, "b")
+
+
+def test_a_version_that_no_commit_led_to_is_not_that_of_another_state(
+    url: str, embedded_redis: RedisServer
+) -> None:
+    """A restart let the state jump to the version of a replica; one of a dump from before jumps, too."""
+
+    def restart() -> None:
+        embedded_redis.client().hset(RedisClient.from_url(url).key("meta"), "server", "another")
+
+    store, other = opened(url), opened(url)
+    cluster = started(store, TRUSTING)
+    add(store, cluster, "a")
+    bring_back = dump_of_redis(url)
+    add(store, cluster, "lost")
+    restart()
+    replica = store.refresh(None)
+    assert replica is not None
+    bring_back()
+    restart()
+    theirs = other.refresh(None)
+    assert theirs is not None
+    assert theirs.version == replica.version - 1
+    add(other, theirs, "b")
+    add(other, theirs, "c")
+    with pytest.raises(StateLostError):
+        store.refresh(replica)
+    assert set(replica.leases) == {"a", "lost"}
 
 
 def test_a_full_memory_refuses_grants_and_accepts_releases(tmp_path: Path) -> None:

@@ -4,18 +4,20 @@
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
 --       live of an unclaimed hand-off of the lock in ms, 16 '1' if it waits for the end of a recovery
---       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'job', 'failed', 'learn', 'attain' and
+--       window, 17 id of the commit that led to 3 ('': unknown), 18 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'job', 'failed', 'learn', 'attain' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
---       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
+--       version, detail, and for 'stale' the missed changes, if few, with the id of the last commit, for 'repeated'
+--       what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus,
   preempting, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
   KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local begin = 19 + tonumber(ARGV[18])
+local begin = 20 + tonumber(ARGV[19])
 
-local status, version, detail, closed, sequence, held = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, closed, sequence, held = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]),
+  changes, ARGV[3], ARGV[17])
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -42,7 +44,7 @@ end
 if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
-local number, kept = find_once(17)
+local number, kept = find_once(18)
 if number then
   return {'repeated', time[1], time[2], version, number, kept}
 end
@@ -341,7 +343,7 @@ for i = begin, #ARGV, 3 do
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))
   end
 end
-keep_once(17, time)
+keep_once(18, time)
 if ARGV[14] ~= '' then
   redis.call('SET', inventory, ARGV[14])
   redis.call('HSET', meta, 'inventory_version', version)

@@ -1,8 +1,15 @@
+-- Return the id of the commit that made the change of that entry, nil if there was none or it was trimmed.
+local function commit_id_at(changes, at)
+  local entry = redis.call('XRANGE', changes, at, at)[1]
+  return entry and entry[2][4]
+end
+
 -- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
 -- suspended ('' if they are not; after a jump of the clock its seconds follow), why the state is closed, if it is, the
 -- last sequence and the bytes of the history.
--- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`.
-local function preflight(meta, format, incarnation, now, recovery_window_s)
+-- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`. `known_id` is
+-- that of the commit that led to the version `known`, as the client knows it; '' if it does not.
+local function preflight(meta, format, incarnation, now, recovery_window_s, changes, known, known_id)
   local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'closed', 'sequence',
     'confirmation_window_s', 'clock_jump', 'history_bytes')
   if not found[1] then
@@ -14,6 +21,10 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
   end
   if incarnation ~= '' and found[2] ~= incarnation and not found[6] then
     return 'lost', version, found[2]
+  end
+  if known_id and known_id ~= '' and found[2] == incarnation
+    and (commit_id_at(changes, known .. '-0') or known_id) ~= known_id then
+    return 'another history', version, ''
   end
   local info = redis.call('INFO', 'server')
   local _, before = string.find(info, 'run_id:', 1, true)
@@ -42,7 +53,8 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
   return 'ok', version, '', found[7], found[8], found[11]
 end
 
--- Return the JSON of every change after `known` up to `version`, or nil if the stream lacks any of them.
+-- Return the JSON of every change after `known` up to `version`, and the id of the commit that made the last; nil if
+-- the stream lacks any of them.
 local function missing_changes(changes, known, version)
   local entries = redis.call('XRANGE', changes, (known + 1) .. '-0', '+')
   if #entries ~= version - known or entries[1][1] ~= (known + 1) .. '-0' then
@@ -52,5 +64,5 @@ local function missing_changes(changes, known, version)
   for i, entry in ipairs(entries) do
     missing[i] = entry[2][2]
   end
-  return missing
+  return missing, entries[#entries][2][4]
 end
