@@ -67,6 +67,7 @@ def test_a_job_that_is_killed_or_removed_has_ended(launcher, job, place_of, tmp_
         else:
             os.killpg(int((tmp_path / killed.key / "group").read_text()), signal.SIGKILL)
         assert told_within(signals) == {killed.key}
+        signals.forget(killed.key)  # an engine may tell of it once more
         signals.watch(removed.key)
         launcher.stop(removed.key, grace_s=0)
         assert told_within(signals) == {removed.key}
