@@ -125,7 +125,7 @@ class TestFaults:
     @pytest.mark.parametrize("nodes", [1, 2])
     def test_a_node_that_fails_ends_its_job_as_such(self, launcher, key, slurm, nodes):
         """Of two nodes it is the second one, whose member srun waits for."""
-        launcher.start(shell(key, "echo begun; sleep 90", gpus=1, nodes=nodes))
+        launcher.start(shell(key, "echo begun; sleep 900", gpus=1, nodes=nodes))
         wait_for(lambda: "begun" in launcher.logs(key).text)
         node = slurm.ask(f"scontrol show hostnames $(squeue -h -n {key} -o %N)").split()[-1]
         slurm.kill(node)
