@@ -247,7 +247,7 @@ def test_what_shares_the_log_in_has_ended_before_the_program(
     environment = environment_of(tmp_path, embedded_redis.fresh_url(), ssh_server)
     program = tmp_path / "bin" / "ssh"
     quick = program.rename(tmp_path / "bin" / "quick-ssh")
-    wait = f'{quick} "$@" & touch {tmp_path}/asked; sleep 1; wait $!; sleep 0.4'
+    wait = f'{quick} "$@" & touch {tmp_path}/asked; wait $!; sleep 0.3'
     program.write_text(f'#!/bin/sh\ncase "$*" in *" -T "*|-T*) {wait};; *) exec {quick} "$@";; esac\n')
     program.chmod(0o755)
     process = begun(environment, *of_run(environment))
