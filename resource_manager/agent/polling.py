@@ -92,14 +92,16 @@ class JobPoll:
             raise
         if "jobs" not in answer:
             return
-        self._known = str(answer["known"])
-        self._repeats = self._repeats + 1 if self._known in self._recent else 0
-        self._recent.append(self._known)
+        known = str(answer["known"])
+        self._repeats = self._repeats + 1 if known in self._recent else 0
+        self._recent.append(known)
         self._jobs.take(answer)
         wanted = {asked["n"]: asked for asked in answer["output"]}
+        self._sent &= wanted.keys()
         for number in wanted.keys() - self._sent:
             self._send_output(wanted[number])
-        self._sent = set(wanted)
+            self._sent.add(number)
+        self._known = known  # not before all output is sent: what was refused is wanted still
         if self._repeats > 1:  # services in turn that see it differently, as with other keys or versions
             self._again.wait(self._first_pause_s)
 

@@ -13,7 +13,7 @@ import pytest
 
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.polling import SHORT_WAIT_S, WAIT_S, JobPoll
-from resource_manager.agent.sending import NoAnswerError, ReportSender
+from resource_manager.agent.sending import NoAnswerError, ReportRefusedError, ReportSender
 from tests.builders import Clock
 from tests.eventually import wait_for
 
@@ -103,3 +103,43 @@ def test_services_that_answer_differently_are_not_asked_without_a_pause(
         poll.ask_again()
         wait_for(lambda before=before: service.count > before)  # type: ignore[misc]
     assert service.count < 20
+
+
+class FullService(FailingService):
+    """Service that wants two outputs, refuses the second call that brings one, and holds a known question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brought: list[str] = []
+        self.calls = 0
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0
+    ) -> Mapping[str, Any]:
+        if body is None:
+            self.count += 1
+            if "known=k" in path:
+                self.fails.acquire(timeout=10)
+                return {"known": "k"}
+            output = [{"key": "j-1-1", "offset": 0, "n": number} for number in ("1", "2")]
+            return {
+                "server": "here",
+                "incarnation": "",
+                "version": 1,
+                "known": "k",
+                "jobs": [],
+                "output": output,
+            }
+        self.calls += 1
+        if self.calls == 2:
+            raise ReportRefusedError("it has too many calls")
+        self.brought.append(body["n"])
+        return {"success": True}
+
+
+@pytest.mark.parametrize("service", [FullService()])
+def test_output_that_was_refused_is_brought_again(service: FullService, poll: JobPoll) -> None:
+    wait_for(lambda: service.calls == 2)
+    poll.ask_again()
+    wait_for(lambda: len(service.brought) == 2)
+    assert sorted(service.brought) == ["1", "2"]

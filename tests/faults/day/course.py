@@ -147,9 +147,10 @@ class Course:
 
     def _restore(self) -> None:
         self._note_history()  # some of it goes with the state
-        self._restored_at = time.time()
+        begun_at = time.time()
         restore(self._day.manager.store, read_backup(self._day.home / "backup.json"), force=True)
-        self._pauses.append((self._restored_at, time.time() + self._day.window_s))
+        self._restored_at = time.time()  # what was granted while it was read is lost, too
+        self._pauses.append((begun_at, self._restored_at + self._day.window_s))
 
     def _open_workers(self) -> None:
         """No agent searches it; what ran there without a lease is over by now."""
