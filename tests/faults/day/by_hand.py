@@ -48,6 +48,7 @@ class Desk:
     state: str = "running"
     calls: int = 0
     short_ids: list[str] = field(default_factory=list)
+    submitted_at: list[float] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
 
     def work(self) -> None:
@@ -80,6 +81,7 @@ class Desk:
             self.tries += code != UNREACHABLE
             return False
         self.tries += 1
+        self.submitted_at.append(time.time())
         return self._end() == Outcome.SUCCESS
 
     def _end(self) -> str:
@@ -132,7 +134,8 @@ class Desk:
     @property
     def task(self) -> dict[str, Any]:
         """The job's end as Airflow would tell it."""
-        return {"state": self.state, "try_number": max(self.tries, 1), "unrecorded": []}
+        tries = max(self.tries, 1)
+        return {"state": self.state, "try_number": tries, "unrecorded": [], "submitted_at": self.submitted_at}
 
 
 class Desks:

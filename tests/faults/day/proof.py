@@ -91,6 +91,11 @@ class Evidence:
                 or (span.queued_at <= restored_at and span.end >= backup_at)
             }
             | at_work
+            | {  # requests that waited, which the state of before does not know
+                name
+                for name, task in self.tasks.items()
+                if any(backup_at <= at <= restored_at for at in task.get("submitted_at", ()))
+            }
             | {_job_of(beat) for beat in self.beats if _token_of(beat) in unseen}
         )
 
