@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from resource_manager.errors import SettingsError
@@ -111,15 +111,14 @@ class Limits:
         self._calls.hit(caller, items)
 
     @contextmanager
-    def running(self, caller: str) -> Iterator[None]:
-        """Run a call of that caller inside; raise 429 if a quarter of the threads run their calls already."""
-        with self._turn(caller, self._most_at_once):
-            yield
+    def running(self, caller: str, waits: bool = False) -> Iterator[None]:
+        """Run a call of that caller inside; raise 429 if a quarter of the threads run their calls already.
 
-    @contextmanager
-    def waiting(self, caller: str) -> Iterator[None]:
-        """Wait in a call of that caller inside; raise 429 if half of their calls would wait already."""
-        with self._turn(f"waiting {caller}", max(self._most_at_once // 2, 1)):
+        Half of those at most may be calls that wait.
+        """
+        half = max(self._most_at_once // 2, 1)
+        waiting = self._turn(f"waiting {caller}", half) if waits else nullcontext()
+        with self._turn(caller, self._most_at_once), waiting:
             yield
 
     @contextmanager

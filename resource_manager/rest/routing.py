@@ -61,6 +61,8 @@ class Route:
     tag: str = "service"
     max_bytes: int | None = None
     """Maximum size of the body; None: that of all routes."""
+    waits: bool = False
+    """Whether it may wait for an agent in its thread."""
 
     @property
     def changes(self) -> bool:
@@ -131,7 +133,7 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
                     400, "If-Match is not read: give the revision or fencing_token in the body"
                 )
             is_named = _is_named(service, identity)
-            turn = service.limits.running(flask.g.counted_as) if is_named else nullcontext()
+            turn = service.limits.running(flask.g.counted_as, route.waits) if is_named else nullcontext()
             is_operator = identity is not None and identity.is_operator
             name = as_caller(identity.name) if identity else ""
             with turn, asked_by(name, is_operator=is_operator) as flask.g.asking:

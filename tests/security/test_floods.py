@@ -117,14 +117,13 @@ def test_calls_of_a_caller_that_wait_for_agents_leave_room_for_those_that_do_not
     limits_of = Limits(threads=16)
     with ExitStack() as stack:
         for _ in range(2):
-            stack.enter_context(limits_of.running("caller eve"))
-            stack.enter_context(limits_of.waiting("caller eve"))
-        with pytest.raises(ProblemError) as caught, limits_of.waiting("caller eve"):
+            stack.enter_context(limits_of.running("caller eve", waits=True))
+        with pytest.raises(ProblemError) as caught, limits_of.running("caller eve", waits=True):
             pass
         assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "0")
         with limits_of.running("caller eve"):
             pass
-        stack.enter_context(limits_of.waiting("caller ada"))
+        stack.enter_context(limits_of.running("caller ada", waits=True))
 
 
 class SlowManager(GPUResourceManager):

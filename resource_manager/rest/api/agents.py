@@ -113,16 +113,15 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
     return {**state, "runs": runs}
 
 
-@routes.add("GET", "/api/jobs/output", Role.READER, failures=(404,), tag="leases")
+@routes.add("GET", "/api/jobs/output", Role.READER, failures=(404,), tag="leases", waits=True)
 def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
     """Part of the output of a job that an agent runs; for its owner, their team and operators."""
     server, key, lease_id = query.server, query.key, query.task_id or ""
     if not may_read(caller, service.manager.job_of(server, key, lease_id)):
         raise ProblemError(403, "a job's output is for its owner, their team and operators")
-    with service.limits.waiting(flask.g.counted_as):
-        part = service.manager.job_output(
-            server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
-        )
+    part = service.manager.job_output(
+        server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
+    )
     # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
     return {**part, "text": b64encode(part.get("text", "").encode()).decode()}
 
