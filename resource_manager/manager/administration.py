@@ -53,7 +53,7 @@ class Administration:
 
     def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
         """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
-        from resource_manager.manager import slurm_jobs  # loads pydantic
+        from resource_manager.manager import slurm_jobs  # on first use, as in queries: it builds a validator
 
         slurm_jobs.keep(self.store, cluster, jobs)
 
