@@ -272,6 +272,14 @@ def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:
         assert (gap.begin, gap.end) == (began, 124.0)
 
 
+def test_a_gpu_whose_lease_a_restore_brought_back_is_not_free() -> None:
+    again = released("job_000", 1, 122.5)
+    for lost, began in (((110.0, 115.0), 122.5), ((0.0, 0.0), 112.0)):
+        changes = [*GOOD.changes[:2], again, WAITED] if lost[1] else [*GOOD.changes[:2], WAITED]
+        [gap] = gaps(replace(GOOD, changes=changes, lost=lost), spans(changes, lost))
+        assert (gap.begin, gap.end) == (began, 124.0)
+
+
 def test_a_server_under_maintenance_is_not_free() -> None:
     for servers, end, began in (
         (["gpu-00"], 123.0, 123.0),

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import shutil
+import signal
 import sys
 import tempfile
 from datetime import datetime, timedelta
@@ -190,6 +191,8 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
     )
     if missing:
         sys.exit(f"the day {missing}")
+    for number in (signal.SIGINT, signal.SIGTERM):  # what is stopped leaves no process behind
+        signal.signal(number, signal.default_int_handler)
     home = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     (home / "service").mkdir()
     day_s = 60.0 * minutes

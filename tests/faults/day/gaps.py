@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.core.changes import AgentSeen, GpuOpened, Resumed
+from resource_manager.core.changes import (
+    AgentSeen,
+    Expired,
+    GpuOpened,
+    MembersReleased,
+    Released,
+    Resumed,
+)
 from tests.faults.day.proof import Evidence, Look, Span
 
 GAP_S = 3.0
@@ -49,6 +56,18 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         (change.at, change.node, change.gpu_id if isinstance(change, GpuOpened) else None)
         for change in found.changes
         if isinstance(change, Resumed | GpuOpened | AgentSeen)
+    ]
+    # A lease that a restore brings back holds its GPUs until it ends a second time.
+    again = {
+        change.fencing_token: change.at
+        for change in found.changes
+        if isinstance(change, Released | Expired | MembersReleased) and change.at > found.lost[1]
+    }
+    openings += [
+        (again[span.token], span.node, gpu)
+        for span in held
+        if span.end <= found.lost[1] and span.token in again
+        for gpu in span.gpu_ids
     ]
     closed, reopened = {*found.window[0]}, found.window[2]
     shown = []
