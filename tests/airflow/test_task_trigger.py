@@ -34,7 +34,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import queue_again
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, OutputUnreadableError
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
@@ -520,6 +520,25 @@ def test_a_job_out_of_reach_keeps_its_gpus(asks, manager, monkeypatch):
     assert event["state"] == EndState.JOB_UNREACHABLE
     assert event["detail"].endswith("its GPUs stay allocated until the job is known to be gone")
     assert len(manager.leases()) == 1
+
+
+def test_a_job_whose_output_does_not_come_is_not_out_of_reach(asks, launch_by, tmp_path):
+    it_comes, is_over = tmp_path / "comes", tmp_path / "over"
+
+    class Mute(LocalLauncher):
+        def logs(self, key, offset=0):
+            if not it_comes.exists():
+                raise OutputUnreadableError("no output was sent")
+            return super().logs(key, offset)
+
+    def come():
+        wait_for(is_over.exists)
+        it_comes.touch()
+
+    launch_by(lambda place: Mute(place=replace(place, address="")), "local")
+    waits = f"while [ ! -e {it_comes} ]; do sleep 0.01; done"
+    event = fire(asks(f"sleep 0.6; touch {is_over}; {waits}; echo it", unreachable_s=0.3), come)
+    assert (event["state"], event.get("last_line")) == (EndState.JOB_ENDED, "it")
 
 
 @pytest.mark.parametrize("silent", [2, 1000], ids=["for a moment", "for good"])

@@ -14,6 +14,7 @@ from resource_manager.jobs.launchers import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
+    OutputUnreadableError,
 )
 from resource_manager.jobs.running_job import RunningJob
 
@@ -91,7 +92,14 @@ class MemberWatch:
         clock = asyncio.get_running_loop().time
         until = clock() + READ_S
         while clock() < until:
-            output = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            try:
+                output = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            except OutputUnreadableError as error:
+                status = await self._call(lambda launcher: launcher.status(self.job.key))
+                if status.state is not JobState.RUNNING:
+                    raise  # its end is taken with all that it said
+                self._log.warning("the job runs, but its output does not come: %s", error)
+                return status
             is_over = output.is_all or output.offset == self.offset
             self.offset = output.offset
             for line in output.text.splitlines():

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, agent
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    LauncherUnreachableError,
+    OutputUnreadableError,
+    agent,
+)
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager import patience
 from resource_manager.manager.agent_jobs import note_opened
@@ -25,7 +31,7 @@ class BusyBoard(Board):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self._refusals = {"order": 2, "state": 2}
+        self._refusals = {"order": 2, "state": 2, "output": 1}
 
     def _enter(self, kind: str) -> None:
         if self._refusals[kind]:
@@ -39,6 +45,10 @@ class BusyBoard(Board):
     def agent_state(self, server: str) -> Any:
         self._enter("state")
         return super().agent_state(server)
+
+    def job_output(self, server: str, key: str, offset: int, *, lease_id: str = "") -> Any:
+        self._enter("output")
+        return super().job_output(server, key, offset, lease_id=lease_id)
 
 
 @pytest.fixture
@@ -58,6 +68,9 @@ def test_a_job_begins_once_the_service_has_room_for_its_order(
     assert launcher.start(job)
     ended = wait_until_ended(launcher, job.key)
     assert (ended.state, ended.exit_code) == (JobState.FINISHED, 3)
+    with pytest.raises(OutputUnreadableError, match=f"^{TOO_MANY}$"):
+        launcher.logs(job.key)
+    assert launcher.logs(job.key).status == ended
 
 
 def test_an_order_for_which_there_is_never_room_says_so(
