@@ -73,7 +73,7 @@ def print_json(value: object) -> None:
     click.echo(UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """Seconds, or a number with a unit: 90, 30min, 2h, 1d."""
 
     name = "duration"

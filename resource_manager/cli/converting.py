@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 512 * 1024
 MAX_GPUS_A_SLOT = 1024
 
 
-class PoolGPUs(click.ParamType[tuple[str, int]]):
+class PoolGPUs(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """Pool and the GPUs of each of its slots: gpu=1."""
 
     name = "pool=gpus"

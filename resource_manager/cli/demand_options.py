@@ -78,7 +78,6 @@ class DemandCommand(click.Command):
             click.Option(
                 [_names(name, field.default), name],
                 multiple=(get_origin(field.annotation) or field.annotation) in (list, dict),
-                required=field.is_required() and name not in self.defaults,
                 metavar=METAVARS.get(name) or _metavar(field),
                 help=field.description,
                 is_flag=True if field.annotation is bool else None,

@@ -538,6 +538,20 @@ def test_every_command_has_json_and_a_help_text() -> None:
             assert any("--json" in option.opts for option in command.params), name
 
 
+@pytest.mark.parametrize("command", ["allocate", "submit", "explain"])
+def test_gpus_may_be_left_out_beside_a_fraction_or_a_name(run: Run, command: str) -> None:
+    """Some versions of click would refuse a command without a required option before we see it."""
+    assert "[required]" not in run(command, "--help").output
+
+
+def test_types_of_options_need_no_newer_click_than_the_package_asks_for() -> None:
+    """`ParamType` is generic since click 8.4."""
+    kinds = click.ParamType.__subclasses__()
+    own = [kind for kind in kinds if kind.__module__.startswith("resource_manager.")]
+    assert {kind.__name__ for kind in own} >= {"Duration", "PoolGPUs"}
+    assert [kind for kind in own if "__orig_bases__" in vars(kind)] == []
+
+
 def test_watch_repeats_the_state(run: Run, naps: list[float]) -> None:
     result = run("status", "--watch", "0.5", "--json")
     assert result.exit_code == 0

@@ -117,7 +117,8 @@ class LeaseRow:
     preempting: bool
     colour: str
     link: str | None
-    may_release: bool
+    may_end: bool
+    has_job: bool
     is_hold: bool
 
 
@@ -341,6 +342,7 @@ def lease_row(
         css_classes(colour),
         task_link(request, service),
         caller.is_operator or request.owner == caller.name,
+        bool(lease.places),
         is_hold(lease.lease_id, request.labels),
     )
 

@@ -65,6 +65,20 @@ def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsR
     assert "Stop job" not in text
 
 
+def test_a_lease_is_offered_for_release_only_where_that_is_not_refused(
+    granted: int, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    ursula = as_role(Role.USER, "ursula")
+
+    def offered() -> list[tuple[bool, bool]]:
+        shown = (page(ursula), ursula.get("/leases").get_data(as_text=True))
+        return [("Stop job…" in text, "Release…" in text) for text in shown]
+
+    assert offered() == [(True, True), (True, True)]
+    manager.place_job(NAME, [JobPlace("local", machine="gpu-a", folder="/jobs")], fencing_token=granted)
+    assert offered() == [(True, False), (True, False)]
+
+
 def test_a_gang_of_which_a_member_cannot_be_stopped_is_not_said_to_be_released(
     manager: GPUResourceManager, as_role: AsRole
 ) -> None:
