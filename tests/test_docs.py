@@ -31,6 +31,7 @@ from benchmarks import figures
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings, __version__
 from resource_manager.cli.install_files import write_files
+from resource_manager.cli.serving import serve
 from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.manager.cluster_file.reading import load_inventory
@@ -402,6 +403,18 @@ def test_every_setting_and_every_change_stands_on_its_page() -> None:
     assert [name for name in Settings.model_fields if f"`GPU_MANAGER_{name.upper()}`" not in settings] == []
     changes = (ROOT / "docs" / "contributing" / "state-and-changes.md").read_text()
     assert [kind for kind in get_args(Change) if f"`{kind.__name__}`" not in changes] == []
+
+
+def test_every_option_of_the_service_and_every_alert_stands_on_its_page() -> None:
+    service = (ROOT / "docs" / "service.md").read_text()
+    options = [option for param in serve.params for option in param.opts]
+    assert [option for option in options if f"`{option}`" not in service] == []
+    variables = [param.envvar for param in serve.params if isinstance(param.envvar, str)]
+    login = {name for name in variables if name.startswith("GPU_MANAGER_AIRFLOW_")}
+    assert [name for name in {*variables} - login if f"`{name}`" not in service] == []
+    alerts = (ROOT / "resource_manager" / "deploy" / "monitoring" / "alerts.yml").read_text()
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert [name for name in re.findall(r"alert: (\w+)", alerts) if f"`{name}`" not in page] == []
 
 
 def test_the_dag_of_the_readme_is_the_one_that_a_command_writes(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_the_page_verifies_and_adopts_a_server(
 
 def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
     commands = [text.strip() for text in blocks("sh") if "--key" not in text][1:]
-    by_memory, by_hand, looked = commands.pop(0), commands.pop(2), commands.pop(-1)
+    by_memory, by_hand, looked = commands.pop(1), commands.pop(2), commands.pop(-1)
     assert looked == "gpu-manager top"
     inventory = tmp_path / "servers.toml"
     inventory.write_text('[[servers]]\nname = "gpu-a"\ngpus = 1\ngpu_memory_mib = 40960\ncpus = 1\n')
