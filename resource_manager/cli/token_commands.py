@@ -29,7 +29,7 @@ tokens_file_option = click.option(
 def token() -> None:
     """Manage the service's bearer tokens: reader reads, user also allocates, operator may do everything.
 
-    A token of role agent only sends the reports of its --server.
+    A token of role agent is for the agent of its --server only.
     """
 
 

@@ -35,7 +35,7 @@ CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_pa
 class GPUResourceManager(
     Grants, Commands, AgentJobCommands, Queries, Announcements, Deadlines, Administration, OriginalNames
 ):
-    """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
+    """Leases on named GPUs and CPUs of one server or several, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of
     the store: `inventory` and `cluster`, fields of `ClusterSettings`, are for an empty one. All times are

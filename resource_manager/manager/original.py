@@ -29,7 +29,7 @@ class OriginalNames:
         prefer_server_id: int | str | None = None,
         **options: Unpack[DemandOptions],
     ) -> Allocation | None:
-        """Grant a lease now and return it as a dict, or None if nothing fits or the lock is not free.
+        """Grant a lease now and return it as a dict, or None where it is refused, for whatever reason.
 
         A request never overtakes pending requests. The same request for a task that holds its lease returns
         that lease. `options` are further fields of a `Demand`. Raises `ValueError`

@@ -130,9 +130,9 @@ class Queries:
         """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names, as `status_of` does.
 
         With `pending` only a pending request, with False only a lease (of that fencing token); what is the
-        `owner`'s comes before others'. All methods
-        that change something take full ids alone: act on the id and number that this returns. Raises
-        `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
+        `owner`'s comes before others'. All methods that change something take full ids alone: act on the id
+        and number that this returns. Raises `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them,
+        if there are several.
         """
 
         def view(cluster: ClusterState, now: float) -> Submission:
@@ -146,7 +146,7 @@ class Queries:
         return self._commits.read(view)
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
-        """Wait until a pending request is granted, at most that long; return as `status_of` does.
+        """Wait until a pending request is granted or gone, at most that long; return as `status_of` does.
 
         Meanwhile leases that are due expire. Raises `StoreUnavailableError`.
         """
@@ -168,8 +168,8 @@ class Queries:
     def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
         """Return what changed of leases and requests after a version, once something has, or at the timeout.
 
-        Only of those whose ids begin with `prefix`. Renewals and placed jobs are no such changes. If the
-        history does not go back to that version, all there are is the answer.
+        Only of those whose ids begin with `prefix`. Renewals, placed jobs and announced demands are no such
+        changes. If the history does not go back to that version, all there are is the answer.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -279,7 +279,7 @@ class Queries:
         return self._commits.read(lambda cluster, now: cluster.settings.prices)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
+        """Return the whole state as plain values, as `codec.snapshot_from_dict` reads it; without secrets."""
 
         def view(cluster: ClusterState, now: float) -> dict[str, Any]:
             snapshot = cluster.snapshot()

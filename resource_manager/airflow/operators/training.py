@@ -51,8 +51,10 @@ class GPUTrainingOperator(GPUOperator):
     :param image: container image, for the `docker` launcher; only then may `command` be left out.
     :param env: further environment for the job; the variables of its devices are added.
     :param launcher: `local` (this machine), `ssh` or `docker` (the granted server, by its address in the
-        inventory). Default: `docker` if there is an image, else `local`.
-    :param launcher_conn_id: connection of the launcher: of type ssh, or docker (for the registry).
+        inventory), `agent` (there, by its agent), or `slurm`. Default: `docker` if there is an image, else
+        `agent` if all servers of the lease have a `job_user`, else `local`.
+    :param launcher_conn_id: connection of the launcher: of type ssh (also for `slurm`), or docker (for the
+        registry).
     :param slurm: further options of `sbatch` for the launcher `slurm`, which places the job itself, such as
         `{"partition": "gpu"}`; the job then has no lease.
     :param container: further options for the container, as Docker's `create_host_config` names them.
