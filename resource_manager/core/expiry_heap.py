@@ -43,7 +43,7 @@ class ExpiryHeap:
             heapq.heapify(ends)
 
     def due(self, now: float) -> list[Lease]:
-        """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
+        """Return the leases that end with their TTL, which has passed, the earliest end first."""
         due: list[tuple[float, int, str]] = []
         ends = self._ends
         while ends and ends[0][0] <= now:
@@ -53,10 +53,15 @@ class ExpiryHeap:
                 lease is not None
                 and lease.fencing_token == entry[1]
                 and lease.expires_at == entry[0]
-                and not lease.quarantined
+                and (not lease.quarantined or _is_only_late(lease))
                 and (not due or due[-1] != entry)
             ):
                 due.append(entry)
         for entry in due:
             heapq.heappush(ends, entry)
         return [self._leases[lease_id] for _, _, lease_id in due]
+
+
+def _is_only_late(lease: Lease) -> bool:
+    """Return whether a quarantined lease is held beyond its preemption, whose owner ends in its TTL."""
+    return bool(lease.preempted_by) and not (lease.places or lease.request.quarantine)

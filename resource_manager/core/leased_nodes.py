@@ -47,7 +47,7 @@ class LeasedNodes(NodeIndex):
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
+        """Return the leases that end with their TTL, which has passed, the earliest end first."""
         return self._expiry_heap.due(now)
 
     def holding(self, lease_id: str, fencing_token: int) -> Lease | None:

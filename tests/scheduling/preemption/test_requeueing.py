@@ -7,12 +7,14 @@ import pytest
 from resource_manager.core.changes import (
     Cancelled,
     Granted,
+    JobPlaced,
     MaintenanceChanged,
     Quarantined,
     Queued,
     Released,
 )
 from resource_manager.core.maintenance import Window
+from resource_manager.core.models import JobPlace
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import lease_steps
 from resource_manager.scheduling.preemption.requeueing import restarts_of
@@ -90,6 +92,28 @@ def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_
     shared.release("x", "")
     assert set(shared.state.leases) == {"mine"}
     assert not shared.state.pending
+
+
+@pytest.mark.parametrize(
+    ("more", "becomes"), [({}, ["mine"]), ({"quarantine": True}, ["x"]), ({"places": 1}, ["x"])]
+)
+def test_a_lease_held_beyond_its_grace_ends_with_its_ttl_unless_a_job_may_live(
+    more: dict[str, bool], becomes: list[str]
+) -> None:
+    """As of a worker that was killed after the grace: its GPUs were nobody's to free."""
+    shared = Shared(Team("vision", 4))
+    quarantine = "quarantine" in more
+    shared.submit("x", 4, team="nlp", preempt_grace_s=10.0, ttl_s=60.0, quarantine=quarantine)
+    if "places" in more:
+        token = shared.state.leases["x"].fencing_token
+        shared.do([JobPlaced("x", token, (JobPlace("local"),), shared.now)])
+    shared.submit("mine", 4, team="vision")
+    shared.tick(20.0)
+    shared.do(lease_steps.renew(shared.state, "x", shared.now))
+    shared.tick(59.0)
+    assert list(shared.state.leases) == ["x"]
+    shared.tick(2.0)
+    assert list(shared.state.leases) == becomes
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 10])
