@@ -199,6 +199,7 @@ class RunsInWorker(HoldsLease):
                     lease_id,
                     token,
                     seconds_of(self._ttl),
+                    grace_s=allocation["preempt_grace_s"],
                     ends_in_time=ends_in_time,
                     end=partial(_end_this_process, stop=stop),
                 ),
@@ -311,6 +312,7 @@ def kept_alive(
     token: int,
     ttl_s: float,
     *,
+    grace_s: float = math.inf,
     ends_in_time: bool = True,
     clock: Callable[[], float] = time.monotonic,
     end: Callable[[str], None] = _end_this_process,
@@ -323,7 +325,7 @@ def kept_alive(
     """
     over = threading.Event()
     renewed_at = clock()
-    problem, every_s = "no answer", renewal_pause_s(ttl_s / 4)
+    problem, every_s = "no answer", renewal_pause_s(ttl_s / 4, grace_s)
 
     def renew() -> Allocation:
         nonlocal renewed_at

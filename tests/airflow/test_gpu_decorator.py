@@ -135,9 +135,15 @@ def test_a_process_ends_if_renewals_fail(ends):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
-@pytest.mark.parametrize(("ttl_s", "pauses"), [(60.0, [15.0, 3.75]), (3600.0, [40.0, 10.0])])
-def test_a_renewal_that_failed_is_made_again_sooner(ends, monkeypatch, ttl_s, pauses):
-    """One is made in each recovery window, too, so that a lease that was lost is missed in it."""
+@pytest.mark.parametrize(
+    ("ttl_s", "grace_s", "pauses"),
+    [(60.0, 60.0, [15.0, 3.75]), (3600.0, 3600.0, [40.0, 10.0]), (120.0, 12.0, [4.0, 1.0])],
+)
+def test_a_renewal_that_failed_is_made_again_sooner(ends, monkeypatch, ttl_s, grace_s, pauses):
+    """One is made in each recovery window, too, so that a lease that was lost is missed in it.
+
+    So is one in the grace of a lease that a limit ends: it is over with that.
+    """
     waits: list[float] = []
     answers = iter([{}, OSError("hangs"), LeaseNotFoundError("t")])
 
@@ -155,7 +161,8 @@ def test_a_renewal_that_failed_is_made_again_sooner(ends, monkeypatch, ttl_s, pa
         return answer
 
     monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
-    with in_worker.kept_alive(SimpleNamespace(renew=renew), "t", 1, ttl_s, end=ends.put):
+    service: Any = SimpleNamespace(renew=renew)
+    with in_worker.kept_alive(service, "t", 1, ttl_s, grace_s=grace_s, end=ends.put):
         assert ends.get(timeout=30) == LEASE_GONE
     assert waits == pauses, "so that one call that hangs for 15 s leaves time for another"
 
@@ -166,15 +173,17 @@ def test_a_process_ends_if_one_of_its_gpus_failed(ends):
         assert ends.get(timeout=30) == "one of its GPUs failed: xid 79"
 
 
-def test_a_process_that_is_preempted_runs_to_its_end_as_docs_teams_has_it(manager, ends):
-    lease = ask(manager, TASK, 2, preemptible=True)
+def test_a_process_whose_lease_is_taken_gets_its_signal_and_is_ended_after_its_grace(
+    manager, ends, at_worker_kill
+):
+    told: list[int] = []
+    at_worker_kill(told.append)
+    lease = ask(manager, TASK, 2, preemptible=True, preempt_grace=0.5)
     manager.submit("urgent", 8, 1, server=lease["server_name"], priority=9, expected_runtime=60)
     manager.preempt(TASK.lease_id, preemptor="urgent")
-    before = manager.status_of(TASK.lease_id)["expires_at"]
     with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2, end=ends.put):
-        wait_for(lambda: manager.status_of(TASK.lease_id)["expires_at"] > before)
-    assert ends.empty()
-    assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"
+        assert ends.get(timeout=30) == "the lease was taken, and the time to save is over"
+    assert told == [signal.SIGTERM]
 
 
 def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(ends):

@@ -368,6 +368,18 @@ def test_what_a_deferred_operator_watches_is_ended_once_its_lease_is_lost_or_a_g
     assert manager.leases() == []
 
 
+def test_what_a_deferred_operator_watches_is_ended_before_its_longest_runtime_is_over(manager):
+    """Nobody else can tell it; the lease, of which no job was placed, ends with its grace."""
+    limits = {"ttl": 1, "max_runtime": 3, "preempt_grace": 1.5}
+    operator, deferred = deferred_by(manager, "watches its time", demand=limits)
+    event = fired(deferred)
+    assert Watches.ended.pop() == "watches its time"
+    assert [lease["state"] for lease in manager.leases()] == ["PREEMPTING"]
+    with pytest.raises(Exception, match="its lease is preempted: its longest runtime is over"):
+        resumed(operator, deferred, event)
+    assert end_of(manager)[0] == "TIMED_OUT"
+
+
 def silent_until(manager, is_over):
     """Return what makes the store silent for renewals until then."""
     renew = manager.renew

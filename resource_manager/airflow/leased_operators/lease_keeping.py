@@ -23,8 +23,8 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
 
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
     the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
-    or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user ends the
-    task. A trigger that cannot end it waits for an answer instead, as the lease may still be there by then.
+    or taken, or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user
+    ends the task. A trigger that cannot end it waits on instead, as the lease may still be there by then.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             yield await self._hand_over(token, {"fencing_token": token, "event": event.payload})
 
     async def _keep(self) -> str:
-        """Renew the lease until it cannot be, or a GPU of it fails; return why."""
+        """Renew the lease until it cannot be or is taken, or a GPU of it fails; return why."""
         lease_id, token, clock = self.identity.lease_id, self.fencing_token, asyncio.get_running_loop().time
         renewed_at = clock()
         while True:
@@ -94,8 +94,10 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
                 return f"its lease could not be renewed: {failure}"
             if why := lease["gpu_failed"]:
                 return f"one of its GPUs failed: {why}"
+            if lease["preempted_by"] and self._can_end:
+                return f"its lease is {lease['reason']}"
             renewed_at = asked_at
-            await asyncio.sleep(renewal_pause_s(self.ttl_s / 4))
+            await asyncio.sleep(renewal_pause_s(self.ttl_s / 4, lease["preempt_grace_s"]))
 
     @property
     def _can_end(self) -> bool:

@@ -4,6 +4,7 @@ outlast outages."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,9 +41,12 @@ RENEW_EVERY_S = 40.0
 that a store which was set back has lost the lease."""
 
 
-def renewal_pause_s(part_s: float) -> float:
-    """Return the time between two renewals: that part of a lease's life, if it is no longer than allowed."""
-    return min(part_s, RENEW_EVERY_S)
+def renewal_pause_s(part_s: float, grace_s: float = math.inf) -> float:
+    """Return the time between two renewals: that part of a lease's life, if it is no longer than allowed.
+
+    A lease that a limit ends is over after its grace, in which its owner has to learn that.
+    """
+    return min(part_s, RENEW_EVERY_S, max(grace_s / 3, 1.0))
 
 
 LAUNCHER_THREADS = 32
