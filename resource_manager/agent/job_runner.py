@@ -285,7 +285,9 @@ class AgentJobs:
         elif before is not None and before["state"] == "finished":
             line = before["last_line"]
         else:
-            lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
+            lines: list[str] = []
+            with suppress(OSError):  # the job put something else there
+                lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
             line = next((each.strip() for each in reversed(lines) if each.strip()), "")
         is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
         return {**found, **NOT_DONE, **done, "last_line": line, "ended": is_ended}

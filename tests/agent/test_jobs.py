@@ -256,6 +256,16 @@ def test_no_job_makes_the_report_of_its_server_one_that_is_refused(service: Serv
     assert [run.key for run in report.runs or ()] == [key]
 
 
+def test_a_job_that_puts_a_folder_in_place_of_its_output_hides_the_end_of_none(service: Service) -> None:
+    spoilt, other = job_key("t", 7), job_key("u", 8)
+    log = '"${GPU_JOB_LOCK%/lock}"/log'
+    jobs = service.run(spoilt, f"rm {log}; mkdir {log}; exit 5"), service.run(other, "echo last; exit 3")
+    service.say(*jobs)
+    ended = service.wait(spoilt, state="finished")
+    assert (ended["exit_code"], ended["last_line"]) == (5, "")
+    assert service.wait(other, state="finished")["last_line"] == "last"
+
+
 def test_a_full_disk_keeps_a_job_from_starting(small_disk: Path) -> None:
     jobs = AgentJobs("here", str(small_disk / "jobs"), changed=lambda: None, say=print)
     with closing(jobs):
