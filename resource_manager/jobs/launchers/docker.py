@@ -234,6 +234,9 @@ class DockerLauncher:
         found = self._status(key)
         if found.state is JobState.ABSENT:
             self._verified(key)
+        if found.state is JobState.FINISHED:
+            with self._reporting(f"job {key} cannot be seen"):
+                return replace(found, preempted=docker_volumes.kill_at_of(self._api, key) is not None)
         return found
 
     def _status(self, key: str) -> JobStatus:

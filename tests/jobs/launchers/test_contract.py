@@ -337,6 +337,7 @@ def test_a_preempted_job_is_told_once_by_signal_and_file(launcher, job, signal_n
     assert (told.state, told.preempted) == (JobState.RUNNING, True)
     ended = launcher.preempt(started.key, 60.0, signal_name, wait_s=50.0)
     assert (ended.state, ended.exit_code, ended.preempted) == (JobState.FINISHED, 3, True)
+    assert launcher.status(started.key).preempted
     assert launcher.logs(started.key)[0].count("told") == 1
 
 

@@ -59,9 +59,9 @@ class Answer(BaseHTTPRequestHandler):
             self._say({"ApiVersion": "1.45"})
         elif what == "info":
             self._say(self.server.about)
-        elif path[2] == "containers":
+        elif path[2] in ("containers", "volumes"):
             found = self.server.containers.get(path[3])
-            self._say(found or {"message": "no such container"}, 200 if found else 404)
+            self._say(found or {"message": f"none of the {path[2]}"}, 200 if found else 404)
         else:
             self._say("OK")
 

@@ -10,6 +10,7 @@ import pytest
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import JobState
 from resource_manager.jobs.launchers.docker import DockerLauncher
+from resource_manager.jobs.launchers.docker_volumes import KILL_AT_LABEL
 
 
 class Response:
@@ -67,6 +68,17 @@ def test_a_job_that_ends_while_it_is_preempted_has_ended(
     fails: str, error: Exception, then: str, state: JobState
 ) -> None:
     assert launcher_of(Engine(fails, error, then)).preempt("k", 10.0).state is state
+
+
+def test_a_job_that_was_told_of_its_preemption_and_has_ended_is_known_to_have_been_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its preemption may have been taken back since, and another triggerer may watch it."""
+    engine = Engine("", OSError(), "")
+    engine.states = iter(["exited", "exited"])
+    assert not launcher_of(engine).status("k").preempted
+    monkeypatch.setattr(engine, "inspect_volume", lambda name: {"Labels": {KILL_AT_LABEL: "1.5"}})
+    assert launcher_of(engine).status("k").preempted
 
 
 @pytest.mark.parametrize(("grace_s", "given_s"), [(0.0, 0), (0.5, 1), (10.0, 10)])
