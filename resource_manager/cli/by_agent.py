@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from resource_manager.cli.base import harmless
 from resource_manager.cli.endings import KILLED
+from resource_manager.cli.session import say
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError, is_outage
-from resource_manager.jobs.launchers import Job, JobState, LauncherError
+from resource_manager.jobs.launchers import Job, JobState, JobStatus, LauncherError
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.patience import patiently
@@ -70,7 +73,7 @@ class AgentProcess:
 
     def _follow(self) -> None:
         """Show the output; of a quiet job only its state is looked at as often, which nobody has to send."""
-        offset, ask_at, pause_s = 0, 0.0, 0.0
+        offset, ask_at, pause_s, give_up_at = 0, 0.0, 0.0, math.inf
         while not self._stop.is_set():
             try:
                 is_due = time.monotonic() >= ask_at
@@ -78,18 +81,36 @@ class AgentProcess:
                     self._stop.wait(LOOK_EVERY_S)
                     continue
                 part = self._launcher.logs(self._key, offset)
-            except LauncherError:  # the agent or the service is silent: the job goes on
+            except LauncherError as error:  # the agent or the service is silent: the job goes on
+                ended, now = self._end(), time.monotonic()
+                give_up_at = math.inf if ended is None else min(give_up_at, now + PATIENCE_S)
+                if ended is not None and now > give_up_at:
+                    say(f"the rest of the command's output cannot be read: {error}")
+                    self._code = _code_of(ended)
+                    return
                 self._stop.wait(LOOK_EVERY_S)
                 continue
+            give_up_at = math.inf
             if part.text:
                 self._show(part.text)
             is_more, offset = part.offset != offset, part.offset
             pause_s = 0.0 if is_more else min(max(2 * pause_s, LOOK_EVERY_S), MAX_LOOK_EVERY_S)
             ask_at = time.monotonic() + pause_s
             if not is_more and part.status.state is not JobState.RUNNING:
-                code = part.status.exit_code  # none: somebody has killed it, or its server was started again
-                self._code = KILLED if code is None else code
+                self._code = _code_of(part.status)
                 return
+
+    def _end(self) -> JobStatus | None:
+        """Return how the job has ended, None while that is not known."""
+        with suppress(LauncherError):
+            if (status := self._launcher.status(self._key)).state is not JobState.RUNNING:
+                return status
+        return None
+
+
+def _code_of(ended: JobStatus) -> int:
+    """Return the exit code of a job; one that was killed, or whose server was started again, left none."""
+    return KILLED if ended.exit_code is None else ended.exit_code
 
 
 def show(text: str) -> None:

@@ -34,7 +34,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import queue_again
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, OutputUnreadableError
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
@@ -528,7 +528,7 @@ def test_a_job_whose_output_does_not_come_is_not_out_of_reach(asks, launch_by, t
     class Mute(LocalLauncher):
         def logs(self, key, offset=0):
             if not it_comes.exists():
-                raise OutputUnreadableError("no output was sent")
+                raise LauncherUnreachableError("no output was sent")
             return super().logs(key, offset)
 
     def come():
@@ -539,6 +539,14 @@ def test_a_job_whose_output_does_not_come_is_not_out_of_reach(asks, launch_by, t
     waits = f"while [ ! -e {it_comes} ]; do sleep 0.01; done"
     event = fire(asks(f"sleep 0.6; touch {is_over}; {waits}; echo it", unreachable_s=0.3), come)
     assert (event["state"], event.get("last_line")) == (EndState.JOB_ENDED, "it")
+
+
+def test_a_job_whose_output_never_comes_has_ended_all_the_same(asks, manager):
+    """As where the driver of a container's log is `none`: its GPUs stayed allocated after its end."""
+    log = '"${GPU_JOB_LOCK%/lock}"/log'
+    event = fire(asks(f"echo lost; rm {log}; mkdir {log}; exit 4", unreachable_s=0.3))
+    assert (event["state"], event["exit_code"]) == (EndState.JOB_ENDED, 4)
+    assert manager.leases() == []
 
 
 @pytest.mark.parametrize("silent", [2, 1000], ids=["for a moment", "for good"])

@@ -15,13 +15,17 @@ import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.jobs.launchers import terminal
+from resource_manager.cli import by_agent
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, job_key, terminal
+from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.rest import tokens
 from resource_manager.rest.redis_persistence import TokenRedis
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
 from tests.cli.programs import MARK, begun, left_of, piped
 from tests.eventually import wait_for
+from tests.jobs.launchers.conftest import Board
 from tests.redis_server import RedisServer
 
 
@@ -125,3 +129,23 @@ def test_code_is_not_copied_where_nobody_logs_in(
     done = piped(environment, "run", "--gpus", "1", "--sync", str(tmp_path), "--", "true")
     assert done.returncode == 1
     assert "no ssh can reach it; its agent runs jobs" in done.stderr.splitlines()[-1]
+
+
+def test_a_command_whose_output_cannot_be_read_has_its_exit_code_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had ended, and its caller waited for ever, and renewed its lease."""
+    monkeypatch.setattr(by_agent, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(by_agent, "LOOK_EVERY_S", 0.05)
+    board = Board(str(tmp_path))
+    note_opened(board)
+    launcher = by_agent.AgentTerminal(JobPlace("agent", "here"))
+    log = '"${GPU_JOB_LOCK%/lock}"/log'
+    job = Job(job_key("t", 7), ("/bin/sh", "-c", f"rm {log}; mkdir {log}; exit 5"))
+    launcher.prepare(job)
+    launcher.start(job)
+    process = by_agent.AgentProcess(launcher, job.key, by_agent.show)
+    wait_for(lambda: process.poll() is not None)
+    board.jobs.close()
+    assert process.poll() == 5
+    assert "gpu-manager: the rest of the command's output cannot be read: " in capsys.readouterr().err

@@ -58,7 +58,8 @@ class GPUTrainingOperator(GPUOperator):
     :param slurm: further options of `sbatch` for the launcher `slurm`, which places the job itself, such as
         `{"partition": "gpu"}`; the job then has no lease.
     :param container: further options for the container, as Docker's `create_host_config` names them.
-    :param unreachable_timeout: longest time that the job's server may be unreachable before this try fails.
+    :param unreachable_timeout: longest time that the job's server may be unreachable before this try fails,
+        and that the output of a job that has ended may not come.
     :param startup_order: of a gang (`nodes` above 1): `together`, or `workers_first`, rank 0 last.
     :param done_when: success of a gang: `all` members ended with exit code 0, or `rank0` did.
     :param start_attempts: most attempts to start a gang, each on a new lease, before this try fails.

@@ -272,11 +272,10 @@ class JobWatch:
         passed_s, self._checked_at = min(now - self._checked_at, MAX_STEP_S), now
         for watch in self._watches:
             watch.silent_s = watch.silent_s + passed_s if watch.is_silent else 0.0
-        lost = [
-            watch
-            for watch in self._watches
-            if not watch.has_ended and watch.silent_s > self._plan.unreachable_s
-        ]
+        late = [watch for watch in self._watches if watch.silent_s > self._plan.unreachable_s]
+        for watch in late:
+            watch.give_up_output()
+        lost = [watch for watch in late if not watch.has_ended]
         if not lost:
             return None
         first = lost[0]

@@ -14,7 +14,6 @@ from resource_manager.jobs.launchers import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
-    OutputUnreadableError,
 )
 from resource_manager.jobs.running_job import RunningJob
 
@@ -41,6 +40,7 @@ class MemberWatch:
         self.offset = 0
         self.last_line = ""
         self.look: asyncio.Task[None] | None = None
+        self._unread_end: JobStatus | None = None
         self._log = log
         self._executor = executor
         self._copies_log = copies_log
@@ -94,10 +94,11 @@ class MemberWatch:
         while clock() < until:
             try:
                 output = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
-            except OutputUnreadableError as error:
+            except LauncherUnreachableError as error:
                 status = await self._call(lambda launcher: launcher.status(self.job.key))
                 if status.state is not JobState.RUNNING:
-                    raise  # its end is taken with all that it said
+                    self._unread_end = status
+                    raise  # its end is taken with all that it said, as long as that may come
                 self._log.warning("the job runs, but its output does not come: %s", error)
                 return status
             is_over = output.is_all or output.offset == self.offset
@@ -109,6 +110,12 @@ class MemberWatch:
             if is_over:
                 return output.status
         return JobStatus(JobState.RUNNING)
+
+    def give_up_output(self) -> None:
+        """Take the end of a job whose output does not come, if it is known to have ended."""
+        if self._unread_end is not None:
+            self._log.error("the job has ended, and the rest of its output is not here: %s", self.problem)
+            self.status, self.problem, self.last_line = self._unread_end, "", ""
 
     async def tail(self, lines: int, width: int = 500) -> list[str]:
         """Return the last lines of the output, each cut to `width` characters; none if it cannot be read."""

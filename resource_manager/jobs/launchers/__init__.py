@@ -8,7 +8,6 @@ from resource_manager.jobs.launchers.base import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
-    OutputUnreadableError,
     job_key,
 )
 from resource_manager.jobs.launchers.docker_command import build_docker_cmd
@@ -23,7 +22,6 @@ __all__ = [
     "Launcher",
     "LauncherError",
     "LauncherUnreachableError",
-    "OutputUnreadableError",
     "build_docker_cmd",
     "job_key",
     "open_at",

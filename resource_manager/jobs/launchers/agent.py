@@ -21,7 +21,6 @@ from resource_manager.jobs.launchers.base import (
     LauncherError,
     LauncherUnreachableError,
     Output,
-    OutputUnreadableError,
     check_image,
 )
 from resource_manager.jobs.launchers.directory_launcher import (
@@ -136,12 +135,9 @@ class AgentLauncher:
 
     def _output(self, key: str, offset: int) -> dict[str, Any]:
         self._state()
-        try:
-            found = opened_service().job_output(self.server, key, offset)
-        except ResourceManagerError as error:
-            raise OutputUnreadableError(str(error)) from error
+        found = _answer_of(lambda: opened_service().job_output(self.server, key, offset))
         if "error" in found:
-            raise OutputUnreadableError(f"the output of job {key} cannot be read: {found['error']}")
+            raise LauncherUnreachableError(f"the output of job {key} cannot be read: {found['error']}")
         return found
 
     def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:

@@ -29,10 +29,6 @@ class LauncherUnreachableError(LauncherError):
     """Machine of the job does not answer, so it is unknown whether the job still runs."""
 
 
-class OutputUnreadableError(LauncherUnreachableError):
-    """Output of a job could not be had from its machine, which has told the job's state."""
-
-
 class AlreadyEndedError(LauncherError):
     """Job was stopped within the last day, maybe before it was started: it is not started again."""
 

@@ -54,7 +54,10 @@ class Board:
         return {"server": server, "place": said["place"], "runs": runs, "is_silent": False}
 
     def job_output(self, server, key, offset, *, lease_id=""):
-        return self.jobs.output(key, offset)
+        try:
+            return self.jobs.output(key, offset)
+        except OSError as error:
+            return {"error": str(error)}
 
 
 @pytest.fixture(

@@ -13,7 +13,6 @@ from resource_manager.jobs.launchers import (
     Job,
     JobState,
     LauncherUnreachableError,
-    OutputUnreadableError,
     agent,
 )
 from resource_manager.jobs.launchers.agent import AgentLauncher
@@ -68,7 +67,7 @@ def test_a_job_begins_once_the_service_has_room_for_its_order(
     assert launcher.start(job)
     ended = wait_until_ended(launcher, job.key)
     assert (ended.state, ended.exit_code) == (JobState.FINISHED, 3)
-    with pytest.raises(OutputUnreadableError, match=f"^{TOO_MANY}$"):
+    with pytest.raises(LauncherUnreachableError, match=f"^{TOO_MANY}$"):
         launcher.logs(job.key)
     assert launcher.logs(job.key).status == ended
 
