@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from resource_manager.core.changes import Drained, JobEnd, Outcome
 from resource_manager.core.search import is_unsearched
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import JobPlacedError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, queue_again, waits_again
 from resource_manager.jobs.launchers import LauncherError
@@ -106,9 +106,11 @@ def end(
     task_id = entry["task_id"]
     manager.require_owner(entry)
     if entry["state"] == "WAITING":
-        done = manager.cancel(task_id, sequence=entry["sequence"])
-        kind = ActionKind.CANCELLED if done else ActionKind.GONE_BEFORE
-        return _action(entry, kind, "it was pending")
+        if manager.cancel(task_id, sequence=entry["sequence"]):
+            return _action(entry, ActionKind.CANCELLED, "it was pending")
+        if (granted := _as_it_is(manager, entry)) is not None:
+            return end(manager, granted, outcome, reason=reason, failed_nodes=failed_nodes)
+        return _action(entry, ActionKind.GONE_BEFORE, "it was pending")
     if entry["labels"].get("scope") == PROCESS_SCOPE:  # which may outlive the end of its task in Airflow
         return _action(entry, ActionKind.KEPT, "its process may still run; the lease expires after it")
     job, detail, known = GangJob.of(entry), "it had no job", JobEnd.UNKNOWN
@@ -117,16 +119,27 @@ def end(
         if stopped.left:
             return _end_those_stopped(manager, entry, stopped, outcome)
         detail, known = "its job was stopped" if stopped.ran else "its job was over already", JobEnd.ENDED
-    result = manager.release(
-        task_id,
-        fencing_token=entry["fencing_token"],
-        outcome=outcome or "",
-        job_end=known,
-        reason=reason,
-        failed_nodes=failed_nodes,
-    )
+    try:
+        result = manager.release(
+            task_id,
+            fencing_token=entry["fencing_token"],
+            outcome=outcome or "",
+            job_end=known,
+            reason=reason,
+            failed_nodes=failed_nodes,
+        )
+    except JobPlacedError:
+        if (placed := _as_it_is(manager, entry)) is None or job is not None:
+            raise
+        return end(manager, placed, outcome, reason=reason, failed_nodes=failed_nodes)
     kind = ActionKind.RELEASED if result is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
     return _action(entry, kind, detail)
+
+
+def _as_it_is(manager: LeaseService, entry: Mapping[str, Any]) -> Submission | None:
+    """Return an entry as it is now: granted, or its job placed, since it was read; None if it has ended."""
+    found = manager.status_of(entry["task_id"])
+    return found if found is not None and found["short_id"] == entry["short_id"] else None
 
 
 def _end_those_stopped(

@@ -106,6 +106,22 @@ def test_a_lease_whose_job_was_not_placed_is_released_wherever_its_task_ran(mana
         place(manager, allocation)
 
 
+@pytest.mark.parametrize("begins", ["pending", "granted"])
+def test_what_was_granted_or_placed_while_it_was_to_end_is_ended_as_it_is_by_then(manager, begins):
+    """`stop` said that it was gone, and it ran; or it was refused, with the hint to stop it."""
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    if begins == "granted":
+        manager.release_resources("holds1")
+    entry = submit(manager, identity("over"))
+    manager.release_resources("holds1")  # before it is cancelled
+    place(manager, manager.status_of(entry["task_id"]))
+    done = reconcile_module.end(manager, entry)
+    assert (done.action, done.detail) == ("released", "its job was over already")
+    assert entry["task_id"] not in {lease["task_id"] for lease in manager.leases()}
+    assert reconcile_module.end(manager, entry).action == "gone before"
+
+
 def placed_by_hand(manager, command):
     """Return the key of a job of `gpu-manager run`, whose caller is gone and whose lease is quarantined."""
     allocation = place(manager, manager.submit("hand:ada@desk/1", 8, 8, ttl=60))
