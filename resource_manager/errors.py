@@ -17,6 +17,7 @@ UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 SERVER_IN_USE = "urn:gpu-manager:server-in-use"
 CLUSTER_CHANGED = "urn:gpu-manager:cluster-changed"
 NOT_PREEMPTIBLE = "urn:gpu-manager:not-preemptible"
+AMBIGUOUS_NAME = "urn:gpu-manager:ambiguous-name"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 

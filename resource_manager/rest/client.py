@@ -310,7 +310,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
     ) -> Submission:
         """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names.
 
-        Raises `LeaseNotFoundError`, and `ServiceError` (409), which lists them, if there are several.
+        Raises `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
         """
         query = {"task_id": name, "pending": pending, "fencing_token": fencing_token}
         given = {key: value for key, value in query.items() if value is not None}

@@ -70,6 +70,8 @@ def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> err
         error = errors.AlreadyDoneError()
     elif kind == errors.NOT_PREEMPTIBLE:
         error = errors.NotPreemptibleError()
+    elif kind == errors.AMBIGUOUS_NAME:
+        error = errors.AmbiguousNameError("", 0, "")
     elif kind == errors.JOB_PLACED:
         error = errors.JobPlacedError(problem.get("task_id", ""), "", (), "")
     elif kind == errors.NO_LEASE:

@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     ALREADY_DONE,
+    AMBIGUOUS_NAME,
     CLUSTER_CHANGED,
     JOB_PLACED,
     NO_LEASE,
@@ -180,7 +181,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case JobPlacedError():
             return ProblemError(409, detail, kind=JOB_PLACED, task_id=error.lease_id)
         case AmbiguousNameError():
-            return ProblemError(409, detail)
+            return ProblemError(409, detail, kind=AMBIGUOUS_NAME)
         case NotPreemptibleError():
             return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
         case IdempotencyKeyError():

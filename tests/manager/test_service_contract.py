@@ -19,6 +19,7 @@ from resource_manager import AsyncGPUResourceManager, Demand, GPUResourceManager
 from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.errors import (
+    AmbiguousNameError,
     DuplicateTaskError,
     InvalidRequestError,
     JobPlacedError,
@@ -298,6 +299,13 @@ def test_errors_are_the_same(service: LeaseService) -> None:
             assert caught.value.field == field  # type: ignore[attr-defined]
     assert [each["task_id"] for each in service.leases()] == ["held"]
     assert service.queue() == []
+
+
+def test_a_name_that_several_have_is_the_same_error(service: LeaseService) -> None:
+    for lease_id in ("i:d/r1/t", "i:d/r2/t"):
+        service.submit(lease_id, 2, labels={"dag_id": "d", "run_id": lease_id[4:6], "task_id": "t"})
+    with pytest.raises(AmbiguousNameError, match=r"'d\.t' names 2: d\.t \w{4}, d\.t \w{4}; say which"):
+        service.named("d.t")
 
 
 def test_servers_are_drained_resumed_and_adopted(service: LeaseService) -> None:
