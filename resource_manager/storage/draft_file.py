@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,20 +12,30 @@ from typing import TextIO
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """Yield a file that takes the place of `path` at the end, or not at all; raises `OSError`.
+def draft_of(path: Path, mode: int = 0o666) -> Iterator[tuple[int, Path]]:
+    """Yield handle and path of a new file that takes the place of `path` at the end, or not at all.
 
-    Its mode is `mode` less the umask: who keeps new files to themselves keeps these too.
+    Its mode is `mode` less the umask: who keeps new files to themselves keeps these too. Raises `OSError`
+    with the name `path`, also for a device, pipe or folder, which root would replace.
     """
-    draft = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    draft = path.parent / f".{path.stem}-{secrets.token_hex(4)}{path.suffix}"
     try:
+        if path.parent == Path("/dev") or (path.exists() and not path.is_file()):  # /dev/stdout may be a file
+            raise OSError(errno.EINVAL, "not a plain file")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            yield handle, draft
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
-        error.filename = str(path)  # whoever asked knows no other name
+        if error.filename in (None, str(draft)):  # whoever asked knows no other name
+            error.filename = str(path)
         raise
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
+    """Yield a text file that takes the place of `path` as `draft_of` says; raises `OSError`."""
+    with draft_of(path, mode) as (handle, _), os.fdopen(handle, "w", encoding="utf-8") as file:
+        yield file

@@ -6,29 +6,20 @@ import csv
 import io
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.base import inert
+from resource_manager.storage.draft_file import draft_of
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path beside `path`, then rename it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # Not `mkstemp`, whose mode no umask decides.
-        temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    os.close(handle)
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with draft_of(path) as (handle, draft):
+        os.close(handle)
+        write(draft)
 
 
 def write_text(path: Path, text: str) -> None:
