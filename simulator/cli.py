@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from resource_manager import __version__
-from resource_manager.cli.base import BAD_INPUT, Failure, OneLineErrors
+from resource_manager.cli.base import BAD_INPUT, Failure, OneLineErrors, of_file
 from resource_manager.cli.base import print_json as print_json
 from resource_manager.errors import ResourceManagerError, how_to_install
 
@@ -49,10 +49,12 @@ class InputErrors(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader closed the pipe; click then ends without a message
-            raise
-        except (ResourceManagerError, OSError) as error:
+        except ResourceManagerError as error:
             raise BadInput(str(error)) from error
+        except OSError as error:
+            if error.filename is None:  # of standard output
+                raise
+            raise BadInput(of_file(error)) from error
         except ModuleNotFoundError as error:  # some are loaded when they are needed
             raise _missing(ctx.info_name, error) from error
 

@@ -102,6 +102,8 @@ def dask(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ModuleNotFoundError as error:
         raise SimulationError(f"Dask is not installed: {how_to_install('dask')}") from error
+    if ":" not in address:  # Dask would print a traceback later
+        raise SimulationError(f"--dask must be an address such as tcp://host:8786, got {address!r}")
     try:
         client: Any = Client(address, timeout=CONNECT_TIMEOUT, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:

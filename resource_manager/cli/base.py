@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,6 +14,9 @@ import click
 
 DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
 """Exit codes of every command."""
+
+INTERRUPTED = 130
+"""Exit code of one that Ctrl-C ends, as of every program that a shell starts."""
 
 DAY_S = 86_400
 
@@ -34,18 +39,29 @@ class OneLineErrors(click.Group):
         run: Callable[..., Any] = super().main
         if not standalone_mode:
             return run(*args, standalone_mode=False, **extra)
+        code: Any = DONE
+        fault: OSError | None = None
         try:
             code = run(*args, standalone_mode=False, **extra)
         except click.UsageError as error:
-            advice = f" See {error.ctx.command_path} --help." if error.ctx else ""
-            click.echo(f"Error: {one_line(error.format_message())}{advice}", err=True)
-            sys.exit(error.exit_code)
+            text = one_line(error.format_message())
+            end = "" if text.endswith((".", "?")) else "."
+            advice = f"{end} See {error.ctx.command_path} --help." if error.ctx else ""
+            click.echo(f"Error: {text}{advice}", err=True)
+            code = error.exit_code
         except click.ClickException as error:
             error.show()
-            sys.exit(error.exit_code)
-        except click.Abort:
+            code = error.exit_code
+        except click.Abort as error:
             click.echo("Error: aborted.", err=True)
-            sys.exit(REFUSED)
+            code = INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else REFUSED
+        except OSError as error:  # not of a file, which a command would name
+            fault = error
+        unwritten = _output_fault()
+        if fault := unwritten or fault:
+            place = "standard output" if unwritten or fault.errno == errno.ENOSPC else fault.filename
+            click.echo(f"Error: {of_file(fault, place)}", err=True)
+            code = code or BAD_INPUT
         sys.exit(code if isinstance(code, int) else DONE)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -54,6 +70,35 @@ class OneLineErrors(click.Group):
             click.echo(ctx.get_help(), err=True)
             ctx.exit(BAD_INPUT)
         return super().parse_args(ctx, args)
+
+
+def _output_fault() -> OSError | None:
+    """Return why standard output does not take what it was given, which is then dropped; None if it does."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at its end
+        return error
+    return None
+
+
+def of_file(error: OSError, name: str | None = None) -> str:
+    """Return the file, or what `name` says instead, and what is wrong with it, without the error's number."""
+    place = name or error.filename
+    return one_line(f"{place}: {error.strerror}" if place and error.strerror else error)
+
+
+def confirm(question: str) -> None:
+    """Ask on the terminal, and abort without a yes; raises `Failure` where nobody is there to answer."""
+    try:
+        click.confirm(question, abort=True, err=True)
+    except (click.Abort, RuntimeError):  # RuntimeError: standard input is closed
+        if sys.stdin is not None and sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        advice = "add --yes where nobody can answer"
+        raise Failure(f"not confirmed, nothing was changed: {advice}", REFUSED) from None
 
 
 def one_line(text: object) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, confirm, print_json
 from resource_manager.cli.program import F, json_option, main, on_target
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError
@@ -74,7 +74,7 @@ def apply(target: Target, /, files: tuple[Path, ...], yes: bool, as_json: bool, 
         _show(found)
     if found["changed"]:
         if not (yes or found["refused"]):
-            click.confirm(f"Apply this to {target.place}?", abort=True, err=True)
+            confirm(f"Apply this to {target.place}?")
         try:
             found = target.manager.apply(read.form, options, revision=found["revision"])
         except InvalidRequestError as error:

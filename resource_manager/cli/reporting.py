@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from typing import Any
 
 import click
@@ -60,8 +60,10 @@ def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
 
 def _print_csv(report: Any) -> None:
     columns = [*FIELDS, "leases", "cost", "energy_kwh"]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*report["by"], *columns])
     for row in report["rows"]:
         values = ("" if row[name] is None else row[name] for name in columns)
         writer.writerow([*map(inert, row["group"].values()), *values])
+    click.echo(text.getvalue(), nl=False)

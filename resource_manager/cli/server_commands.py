@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, confirm, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target
 from resource_manager.errors import LockTimeoutError
@@ -55,7 +55,7 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
     if not yes:
         if as_json:
             raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
-        click.confirm("End every lease and empty the queue?", abort=True, err=True)
+        confirm("End every lease and empty the queue?")
     try:
         target.manager.reset()
     except LockTimeoutError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure
+from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, of_file
 from resource_manager.errors import (
     NO_SERVERS,
     BackupRefusedError,
@@ -163,17 +163,13 @@ def exit_codes(command: F) -> F:
             missing = f"{command.__name__} needs {error.name}: {how_to_install('api')}"
             raise Failure(missing, BAD_INPUT) from error
         except OSError as error:
-            raise Failure(_of_file(error), BAD_INPUT) from error
+            if error.filename is None:  # of standard output or a connection: the program says so
+                raise
+            raise Failure(of_file(error), BAD_INPUT) from error
         except ValueError as error:
             raise Failure(str(error), BAD_INPUT) from error
 
     return run  # type: ignore[return-value]
-
-
-def _of_file(error: OSError) -> str:
-    """Return the file and what is wrong with it, without the error's number."""
-    named = error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _in_options(error: ResourceManagerError) -> str:

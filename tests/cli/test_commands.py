@@ -368,6 +368,40 @@ def test_server_0_can_be_preferred(run: Run) -> None:
     assert [server_of("a", "3"), server_of("b", "0")] == [3, 0]
 
 
+@pytest.mark.parametrize("words", ["status", "status --json", "report --csv", "--help"])
+@pytest.mark.parametrize(
+    ("redirection", "code", "line"),
+    [
+        ("> /dev/full", 2, "Error: standard output: No space left on device\n"),
+        ("| false", 1, ""),
+        (">&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_one_line_at_most(
+    words: str, redirection: str, code: int, line: str
+) -> None:
+    command = f"{sys.executable} -m resource_manager.cli --store memory:// {words} {redirection}"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, line)
+
+
+def test_ctrl_c_while_a_command_begins_is_the_exit_code_of_an_interrupt() -> None:
+    def interrupted(given: object) -> Target:
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(main, ["status"], obj=interrupted)
+    assert (result.exit_code, result.stderr.split()) == (130, ["Error:", "aborted."])
+
+
+@pytest.mark.parametrize("answers", ["< /dev/null", "<&-", "<<< n"])
+def test_what_nobody_confirms_is_not_done_and_says_how(answers: str) -> None:
+    command = f"{sys.executable} -m resource_manager.cli --store memory:// reset {answers}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    line = "Error: not confirmed, nothing was changed: add --yes where nobody can answer"
+    assert done.stderr.splitlines()[-1] == line
+
+
 @pytest.mark.parametrize("arguments", [[], ["token"]])
 def test_without_arguments_the_help_is_printed(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, arguments)

@@ -48,6 +48,9 @@ def test_a_closed_pipe_is_not_reported_as_bad_input() -> None:
     with os.fdopen(writing, "w") as closed:
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "Error: standard output: No space left on device\n")
 
 
 def test_seeds_are_numbers_and_ranges_without_repeats() -> None:

@@ -386,9 +386,18 @@ def test_bad_input_runs_nothing(own: Path, more: list[str], message: str) -> Non
     assert not (own / "out").exists()
 
 
-def test_an_unreachable_dask_cluster_is_named(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("tcp://127.0.0.1:1", "Error: no Dask scheduler at tcp://127.0.0.1:1: "),
+        ("host", "Error: --dask must be an address such as tcp://host:8786, got 'host'"),
+    ],
+)
+def test_an_unreachable_dask_cluster_is_named(
+    own: Path, monkeypatch: pytest.MonkeyPatch, address: str, line: str
+) -> None:
     monkeypatch.setattr(sweep, "CONNECT_TIMEOUT", "0.2s")
     files = ["--nodes", str(own / "nodes.csv"), "--jobs", str(own / "jobs.csv")]
-    result = CliRunner().invoke(main, ["compare", "--trace", "csv", *files, "--dask", "tcp://127.0.0.1:1"])
+    result = CliRunner().invoke(main, ["compare", "--trace", "csv", *files, "--dask", address])
     assert result.exit_code == 2
-    assert "no Dask scheduler at tcp://127.0.0.1:1" in result.stderr
+    assert result.stderr.startswith(line)
