@@ -137,7 +137,6 @@ def _of_airflow() -> dict[str, Any]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"{FILE_VARIABLE}={path}: {error}") from error

@@ -17,7 +17,7 @@ from resource_manager.settings import Settings
 
 def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
-    path.write_text('store = "memory://"\ncache_ttl_s = 1\n')
+    path.write_text('\ufeffstore = "memory://"\ncache_ttl_s = 1\n')  # with a byte order mark, of some editors
     settings = Settings.load({"GPU_MANAGER_SETTINGS": str(path), "GPU_MANAGER_CACHE_TTL_S": "90"})
     assert (settings.store, settings.cache_ttl_s, settings.lock_timeout_s) == ("memory://", 90.0, 60.0)
 

@@ -80,7 +80,7 @@ class Case:
     def fingerprint(self) -> str:
         """Return all that decides the result, as text."""
         own = [self.policy, self.order, self.seed, self.quotas, self.solver, self.preemption]
-        teams = Path(self.teams).read_text() if self.teams else ""
+        teams = Path(self.teams).read_text(encoding="utf-8") if self.teams else ""
         return json.dumps([FORMAT, self.source.fingerprint(), *own, teams, self.checkpoint_s])
 
     @property

@@ -132,7 +132,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ClusterFileError(f"{path}: {reason}") from error

@@ -39,6 +39,11 @@ def read(folder: Path, *texts: str) -> ClusterFiles:
     return ClusterFiles(paths)
 
 
+def test_a_byte_order_mark_and_line_ends_of_windows_are_read(tmp_path: Path) -> None:
+    windows = "\ufeff" + SERVERS.replace("\n", "\r\n")
+    assert read(tmp_path, windows).definition == read(tmp_path, SERVERS).definition
+
+
 def fault(folder: Path, *texts: str) -> str:
     """Return the error of the files, without their folder."""
     with pytest.raises(ClusterFileError) as caught:
