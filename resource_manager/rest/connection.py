@@ -73,7 +73,7 @@ class ServiceConnection:
         self._connect_timeout_s = connect_timeout_s
         self._clock = clock
         self.renewing = {"timeout": min(timeout_s, RENEW_S)}
-        if token and not (token.isascii() and token.isprintable() and token == token.strip()):
+        if token and not (token.isascii() and token.isprintable() and " " not in token):
             # The error of httpx would contain the token.
             raise InvalidRequestError(
                 "the token has a space, a line break or another character that tokens do not have",
@@ -81,9 +81,12 @@ class ServiceConnection:
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = redact(url).rstrip("/")
-        text = "not the address of a service: {!r}: {}"
+        text = "not the address of a service, such as http://localhost:5000: {!r}: {}"
         try:
             base = httpx.URL(url.rstrip("/"))
+            if base.scheme not in ("http", "https") or not base.host or (base.port or 0) > 65535:
+                # Of a port that is too large sockets take the lowest bits: another program's.
+                raise ValueError("its scheme, host or port is wrong")
             text = "no way to {} by the environment (HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE): {}"
             self.client = httpx.Client(
                 base_url=base,
@@ -147,8 +150,6 @@ class ServiceConnection:
         """Return the answer, which is of that type; raises what the manager would have."""
         try:
             response = self._answer(method, path, **content)
-        except httpx.UnsupportedProtocol as error:
-            raise InvalidRequestError("not the address of a service: {!r}", self.url, field="url") from error
         except httpx.HTTPError as error:
             lost = method != "GET" and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             raise ServiceUnavailableError(

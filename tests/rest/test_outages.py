@@ -136,6 +136,22 @@ def test_a_proxy_that_cannot_be_used_is_one_line_that_names_its_variable(
         ServiceClient("http://gpus")
 
 
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:5000", "ftp://gpus", "http://", "http:///api", "http://gpus:99999"]
+)
+def test_an_address_that_is_none_is_refused_before_anything_connects(url: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="not the address of a service, such as http://localhost:5000"
+    ):
+        ServiceClient(url)
+
+
+@pytest.mark.parametrize("token", ["Bearer x", " x", "x\n", "\u2603"])
+def test_a_token_with_a_character_that_none_has_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^the token has a space, a line break or"):
+        ServiceClient("http://gpus", token)
+
+
 def test_a_proxy_of_the_environment_is_named_when_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://ada:s3cret@127.0.0.1:9")
     with (
