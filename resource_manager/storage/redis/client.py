@@ -98,6 +98,8 @@ class RedisClient:
                 f"_.:- only, not {namespace!r}"
             )
         try:
+            if "@" in parts.path and parts.scheme != "unix":  # the errors below would quote a part of it
+                raise ValueError("write / in its password as %2F")
             if parts.scheme == "redis+sentinel":
                 driver = _through_sentinels(parts.netloc, parts.path, query)
             else:

@@ -102,6 +102,8 @@ class MySQL(Dialect):
             raise SettingsError(
                 f"wrong MySQL URL {redact(url)!r}: it names no database, as in mysql://user@host/gpu_manager"
             )
+        if "@" in (self._url.host or ""):  # the driver's error would quote this part of the password
+            raise SettingsError(f"wrong MySQL URL {redact(url)!r}: write @ in its password as %40")
         self.database = self._url.database
 
     def engine(self) -> Engine:

@@ -135,6 +135,11 @@ class PostgreSQL(Dialect):
         except psycopg.Error as error:
             reason = re.sub(r'"[^"]*"', "…", " ".join(str(error).split()))  # it may quote the password
             raise SettingsError(f"wrong PostgreSQL URL {redact(url)!r}: {reason}") from None
+        place = url.partition("://")[2].partition("?")[0]
+        if place.count("@") > 1 or "@" in place.partition("/")[2]:  # libpq's errors would quote a part of it
+            raise SettingsError(
+                f"wrong PostgreSQL URL {redact(url)!r}: write @ and / in its password as %40 and %2F"
+            )
         options.setdefault("connect_timeout", str(math.ceil(TIMEOUT_S)))  # 0 would be no limit
         options.setdefault("application_name", "gpu-manager")
         options["client_encoding"] = "utf8"  # the database's own may be SQL_ASCII, which leaves bytes

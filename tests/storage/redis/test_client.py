@@ -46,6 +46,8 @@ from tests.redis_server import RedisServer
         "redis+sentinel://a:1,b/mymaster",
         "redis+sentinel://a:1/mymaster/x",
         "redis+sentinel://a:1/mymaster/0?colour=red",
+        "redis://:pass/secret@localhost:6379/0",  # pragma: allowlist secret
+        "redis+sentinel://:secret/word@localhost:6379/mymaster",  # pragma: allowlist secret
     ],
 )
 def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:

@@ -20,6 +20,9 @@ WRONG = {
     "postgresql://h/x?colour=red": "invalid URI query parameter",
     "postgresql://h/x?namespace=a/b": "a namespace may have up to 100 letters",
     f"postgresql://h/x?namespace={'a' * 101}": "a namespace may have up to 100 letters",
+    "postgresql://ada:pass@secret@h/x": "write @ and / in its password as %40",  # pragma: allowlist secret
+    "postgresql://ada:pass/secret@h/x": "write @ and / in its password as %40",  # pragma: allowlist secret
+    "mysql://ada:pass@secret@h/x": "write @ in its password as %40",  # pragma: allowlist secret
 }
 
 
@@ -28,6 +31,7 @@ def test_a_wrong_url_is_refused_before_anything_connects(url: str) -> None:
     with pytest.raises(SettingsError, match=WRONG[url]) as caught:
         open_store(url)
     assert len(str(caught.value).splitlines()) == 1
+    assert "secret" not in str(caught.value)
 
 
 def told(url: str, kind: type[ResourceManagerError] = ResourceManagerError) -> str:
