@@ -28,10 +28,10 @@ Key = Literal["team", "user", "dag", "gpu_type", "source"]
 
 
 def _listed(value: object) -> object:
-    """Return the parts of texts that are separated by commas."""
+    """Return the parts of texts that are separated by commas, each once."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
-        return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+        return list(dict.fromkeys(part.strip() for text in texts for part in text.split(",") if part.strip()))
     return value
 
 
@@ -40,7 +40,7 @@ class ReportQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    by: Annotated[list[Key], BeforeValidator(_listed), Field(min_length=1, max_length=4)] = Field(
+    by: Annotated[list[Key], BeforeValidator(_listed), Field(min_length=1, max_length=5)] = Field(
         default=["team"], description="Keys to group by: team, user, dag, gpu_type, source."
     )
     since: Annotated[Duration, Field(gt=0)] = Field(

@@ -54,6 +54,12 @@ def test_the_report_adds_up_by_every_key(run: Run) -> None:
         assert found["total"]["waited"] == pytest.approx(2)
 
 
+def test_all_keys_of_the_report_go_together_and_one_that_is_said_twice_counts_once(run: Run) -> None:
+    keys = ["team", "user", "dag", "gpu_type", "source"]
+    assert json.loads(run("report", "--by", ",".join(keys), "--json").stdout)["by"] == keys
+    assert run("report", "--by", "team,dag,team").stdout == run("report", "--by", "team,dag").stdout
+
+
 def test_estimates_are_reported_with_how_often_they_came_true(manager: GPUResourceManager, run: Run) -> None:
     assert "No request has started yet" in run("report", "--estimates").stdout
     manager.submit("first", 4, expected_runtime=600)
