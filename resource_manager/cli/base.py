@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -39,6 +40,8 @@ class OneLineErrors(click.Group):
         run: Callable[..., Any] = super().main
         if not standalone_mode:
             return run(*args, standalone_mode=False, **extra)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without the characters of a table shows "?"
         code: Any = DONE
         fault: OSError | None = None
         try:

@@ -385,6 +385,12 @@ def test_output_that_nobody_takes_is_one_line_at_most(
     assert (done.returncode, done.stderr) == (code, line)
 
 
+def test_a_terminal_without_the_characters_of_a_table_shows_the_rest() -> None:
+    table = CliRunner(charset="ascii").invoke(main, ["--store", "memory://", "status"])
+    assert (table.exit_code, table.stderr) == (0, "")
+    assert "4 servers, 0 leases, 0 waiting" in table.stdout
+
+
 def test_ctrl_c_while_a_command_begins_is_the_exit_code_of_an_interrupt() -> None:
     def interrupted(given: object) -> Target:
         raise KeyboardInterrupt
