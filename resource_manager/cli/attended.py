@@ -20,7 +20,7 @@ from resource_manager.cli.endings import (
     Ending,
     ending_by_itself,
 )
-from resource_manager.cli.session import Session, say
+from resource_manager.cli.session import Session, is_refused, say
 from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted
 from resource_manager.cli.syncing import sync
@@ -283,6 +283,9 @@ class Attended:
             say(self._ended())
             return Ending(TERMINATED, Outcome.CANCELLED, self._ended())
         except ResourceManagerError as error:
+            if is_refused(error) and isinstance(self._process, AgentProcess):  # which ends it without lease
+                say(f"{error}; its agent ends the command {TTL_S:g} s after the last renewal")
+                return Ending(TERMINATED, Outcome.CANCELLED)
             if not self._is_silent:
                 say(f"the lease could not be renewed: {error}; the job goes on, and its GPUs stay allocated")
             self._is_silent = True

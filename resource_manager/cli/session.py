@@ -98,7 +98,7 @@ class Session:
             if isinstance(error, StateLostError):  # there is nothing to give back
                 say(str(error))
                 return
-            if is_outage(error, StoreRefusedError):  # another process of this environment would be, too
+            if is_refused(error):  # another process of this environment would be, too
                 say(f"{name} could not be given back: {error}; then gpu-manager stop {name}")
                 return
             if not is_outage(error):
@@ -117,6 +117,11 @@ class Session:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ).pid
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether the store refuses its user, or the service the token, until somebody corrects that."""
+    return is_outage(error, StoreRefusedError) or getattr(error, "status", None) in (401, 403)
 
 
 def say(line: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import Job, job_key, terminal
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.rest import tokens
+from resource_manager.rest.auth import TOKEN_CACHE_S
 from resource_manager.rest.redis_persistence import TokenRedis
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
@@ -111,6 +114,40 @@ def test_a_signal_ends_the_job_and_frees_its_gpus(
     assert process.returncode == 128 + number
     assert manager.leases() == []
     assert not [each for each in left_of(environment) if "in vain" in " ".join(each.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("here", "code", "line"),
+    [
+        ("gpu-c", 4, r"\S+ could not be given back: .*token.*; then gpu-manager stop \S+"),
+        ("gpu-z", 143, r".*token.*; its agent ends the command 60 s after the last renewal"),
+    ],
+    ids=["a command here", "by the agent"],
+)
+def test_a_command_ends_as_it_does_though_its_token_is_revoked(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path, here: str, code: int, line: str
+) -> None:
+    """By the agent it was waited for without an end; here its exit code was lost."""
+    kept = TokenRedis(RedisClient.from_url(environment["TEST_STORE"]))
+    eve = tokens.create(kept, "eve", Role.USER, run_jobs=True)
+    own = {**environment, "GPU_MANAGER_TOKEN": eve, terminal.OWN_SERVER: here}
+    script = f"echo ready; until [ -e {tmp_path}/end ]; do sleep 0.05; done; exit 4"
+    process = begun(own, "run", "--gpus", "1", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    [lease] = manager.leases()
+    [token_id] = [key for key, token in kept.read().items() if token.name == "eve"]
+    kept.delete(token_id)
+    if here == "gpu-c":
+        time.sleep(TOKEN_CACHE_S + 0.5)  # for so long the service knows it still
+        (tmp_path / "end").touch()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert any(re.fullmatch(f"gpu-manager: {line}", each) for each in said.splitlines()), said
+    (tmp_path / "end").touch()
+    manager.release(
+        lease["task_id"], fencing_token=lease["fencing_token"], job_end="gone", reason="seen by the test"
+    )
 
 
 def test_a_shell_needs_a_log_in_and_names_submit(
