@@ -91,11 +91,14 @@ def describe_start(estimate: Mapping[str, Any] | None, reason: str = "") -> str:
     elif (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
         sure = f"{_clock(earliest)} to {'later' if latest is None else _clock(latest)}, {sure}"
     after = f", when {estimate['after']} ends" if estimate.get("after") else ""
-    return f"; should start about {_clock(estimate['at'])} ({sure}){after}"
+    on = datetime.fromtimestamp(estimate["at"]).astimezone()  # Airflow's pages show other times in their zone
+    return f"; should start about {_clock(estimate['at'])} {on:%Z} ({sure}){after}"
 
 
 def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
+    """Return a time of today as 14:03:09, another one with its date."""
+    on = datetime.fromtimestamp(at)
+    return f"{on:%H:%M:%S}" if on.date() == datetime.now().date() else f"{on:%Y-%m-%d %H:%M}"
 
 
 def describe_wait(waited_s: float, reasons: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 import warnings
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,7 +19,13 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger.events import EndState, GrantState
     from resource_manager.airflow.task_trigger.waits import GrantTrigger
     from resource_manager.airflow.version_compat import AirflowException
-    from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_wait, describe_waiting
+    from resource_manager.airflow.wait_log import (
+        DeadlineLog,
+        WaitLog,
+        describe_start,
+        describe_wait,
+        describe_waiting,
+    )
 
 
 from tests.airflow.asking import ask
@@ -28,17 +35,30 @@ from tests.airflow.tasks import TASK, context_of, fire
 def test_the_log_line_of_a_wait_has_position_reason_and_start():
     status: dict[str, Any] = {"position": 2, "reason": "1 ahead in the queue"}
     assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
-    status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "few data"}
-    assert re.search(r"; should start about \d\d:\d\d:\d\d \(few data\)$", describe_waiting(status))
-    status["estimated_start"] |= {"earliest": 1_799_999_000.0, "latest": None, "after": "dag.train k7wd"}
+    now = time.time()
+    status["estimated_start"] = {"at": now, "confidence": "few data"}
+    assert re.search(r"; should start about \d\d:\d\d:\d\d \S+ \(few data\)$", describe_waiting(status))
+    status["estimated_start"] |= {"earliest": now - 1, "latest": None, "after": "dag.train k7wd"}
     assert re.search(
-        r"about \d\d:\d\d:\d\d \(\d\d:\d\d:\d\d to later, few data\), when dag.train k7wd ends$",
+        r"about \d\d:\d\d:\d\d \S+ \(\d\d:\d\d:\d\d to later, few data\), when dag.train k7wd ends$",
         describe_waiting(status),
     )
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
     status["reason"] = "nobody knows"
     assert describe_waiting(status).endswith("nobody knows; start unknown"), "the same is said once"
+
+
+def test_a_start_on_another_day_has_its_date_and_its_zone(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        at = {"at": 1_800_000_000.0, "earliest": 1_799_990_000.0, "latest": 1_800_100_000.0}
+        words = "2027-01-15 09:00 CET (2027-01-15 06:13 to 2027-01-16 12:46, few data)"
+        assert describe_start({**at, "confidence": "few data"}) == f"; should start about {words}"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_deadline_at_risk_is_one_line_and_so_is_its_end():
