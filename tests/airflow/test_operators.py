@@ -13,6 +13,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.providers.standard.operators.bash import BashOperator
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
 
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease
@@ -165,6 +166,15 @@ def test_the_operators_limit_a_job_to_its_gpu_fraction(gpu_launcher):
     shared = lease.environment()
     assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.devices
     assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
+
+
+def test_a_gpu_fraction_that_a_template_gives_is_in_the_environment_once_it_is_known():
+    with DAG("d"), gpu_lease(gpus=1, gpu_milli="{{ params.milli }}") as lease:
+        work: Any = BashOperator(task_id="work", bash_command="true", env=lease.environment())
+    allocation = {"gpu_milli": 125, "gpu_ids": [0], "gpu_uuids": [], "server_name": "a", "task_id": "t"}
+    work.render_template_fields({"ti": SimpleNamespace(xcom_pull=lambda task_ids: allocation)})
+    assert work.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in lease.environment("amd")
 
 
 @pytest.mark.parametrize(

@@ -196,14 +196,22 @@ class GPULease:
         It sets no memory limit for a GPU fraction.
         """
         devices = self.devices if vendor == "nvidia" else self.value("gpu_devices")
-        fixed = device_environment(vendor, (), gpu_milli=self.allocate.gpu_milli or MILLI_PER_GPU)
+        milli = self.allocate.gpu_milli or MILLI_PER_GPU
+        is_known = isinstance(milli, int)  # else it is a template, or what another task returns
+        fixed = device_environment(vendor, (), gpu_milli=milli if is_known else 1)
+        percentage = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+        if percentage in fixed and not is_known:
+            fixed[percentage] = f"{{{{ '%g' % ({self._pull()}['gpu_milli'] / 10) }}}}"
         environment = {
             name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()
         }
         return {**environment, "GPU_SERVER": self.value("server_name"), "GPU_LEASE_ID": self.value("task_id")}
 
     def docker_command(self, image: str, command: str = "") -> str:
-        """Return a template of the `docker run` of `build_docker_cmd`, for an SSH or Bash operator."""
+        """Return a template of the `docker run` of `build_docker_cmd`, for an SSH or Bash operator.
+
+        Image and command are taken as they are: templates in them are not rendered.
+        """
         return (
             f"{{{{ macros.gpu_resource_manager.build_docker_cmd({self._pull()}, {image!r}, {command!r}) }}}}"
         )
