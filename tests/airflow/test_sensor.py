@@ -14,6 +14,11 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
     from resource_manager.airflow.version_compat import AirflowFailException
 
+    try:  # since 3.2
+        from airflow.sdk.exceptions import AirflowSkipException
+    except ImportError:
+        from airflow.exceptions import AirflowSkipException  # type: ignore[no-redef]
+
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from tests.airflow.tasks import context_of, fire
@@ -73,3 +78,11 @@ def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(connec
         words = "between 1 and 6" if gpus == 8 else "no server could ever satisfy 6 A100"
         with pytest.raises(AirflowFailException, match=words):
             sensor.execute_vacant(context_of(), event)
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_sensor_that_fails_softly_is_skipped_at_its_first_look_too(manager, deferrable):
+    options: dict[str, Any] = {"soft_fail": True, "deferrable": deferrable}
+    sensor = GPUAvailableSensor(task_id="s", gpus=2, gpu_types="H900", **options)
+    with pytest.raises(AirflowSkipException, match="soft_fail is set"):
+        sensor.execute(context_of())

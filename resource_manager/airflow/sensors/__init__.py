@@ -93,6 +93,10 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
     def execute(self, context: Any) -> Any:
         if not self.deferrable:
             return super().execute(context)
+        return self.resume_execution("execute_request", None, context)  # as it skips where it should not fail
+
+    def execute_request(self, context: Any) -> None:
+        """Finish if the GPUs are free, else wait in the triggerer."""
         if not self.poke(context):
             asked = self._demand(context).model_dump(exclude_unset=True)
             self.defer(
@@ -100,7 +104,6 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
                 method_name="execute_vacant",
                 timeout=timedelta(seconds=self.timeout),
             )
-        return None
 
     def execute_vacant(self, context: Any, event: dict[str, Any]) -> None:
         """Log the reasons of the wait and finish.
