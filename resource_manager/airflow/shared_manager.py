@@ -13,8 +13,8 @@ from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook
-from resource_manager.airflow.version_compat import AirflowException, in_thread
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.airflow.version_compat import in_thread
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
@@ -214,7 +214,7 @@ class SharedManager:
             try:
                 manager = await self.call(lambda manager: manager)
                 found = await in_thread(self._wait, manager, after, prefix, executor=self._waiting)
-            except (ResourceManagerError, AirflowException) as error:
+            except Exception as error:  # else they wait for ever; one of no outage fails their tries
                 self._hook.forgets(error)
                 self._problem = error
                 self._tell(self._watching)

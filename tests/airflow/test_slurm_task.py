@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
+from resource_manager.airflow.slurm import board
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
 from resource_manager.airflow.version_compat import AirflowFailException
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError
-from resource_manager.jobs.launchers.slurm import Seen
+from resource_manager.jobs.launchers.slurm import Look, Seen
 from resource_manager.manager.demand import Demand
 from tests.airflow.tasks import TASK, fire
 
@@ -97,3 +99,23 @@ def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_qu
     assert "unreachable" not in fire(trigger)
     fails += [True] * 4
     assert fire(trigger)["unreachable"] == "cut off"
+
+
+def test_an_error_of_airflows_own_ends_no_watch_on_slurm(monkeypatch: Any, pause: Any) -> None:
+    """Those that asked waited for ever for an answer."""
+
+    class Launcher:
+        def __init__(self, place: JobPlace) -> None:
+            if fails:
+                raise fails.pop()
+
+        def read_all(self, offsets: dict[str, int], since: float | None) -> Look:
+            return Look({key: Seen("", 0, JobStatus(JobState.FINISHED, 0), None) for key in offsets}, "", [])
+
+        def close(self) -> None: ...
+
+    fails = [RuntimeError("API_SERVER_ERROR")]
+    monkeypatch.setattr(board, "SlurmLauncher", Launcher)
+    pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
+    event = fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    assert (event["offset"], fails) == (0, [])

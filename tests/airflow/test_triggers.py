@@ -123,6 +123,23 @@ def test_a_triggerer_that_takes_over_many_tasks_reads_their_requests_together(
     assert len(reads) < 5
 
 
+def test_an_error_that_nobody_foresaw_fails_a_wait_and_does_not_make_it_endless(
+    manager, connect, fast_triggers
+):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    ask(manager, TASK, 8)
+
+    def breaks(after, wait_s=0.0, prefix=""):
+        if wait_s:
+            raise TypeError("a bug")
+        return manager.lease_changes(after, wait_s, prefix)
+
+    connect(Mock(wraps=manager, lease_changes=breaks))
+    with pytest.raises(TypeError, match="a bug"):
+        fire(GrantTrigger(asdict(TASK)))
+
+
 def counted(function, calls):
     """Return the function, which notes its calls."""
     return lambda *given, **more: calls.append(given) or function(*given, **more)

@@ -14,6 +14,7 @@ from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.jobs.launchers.slurm import Look, Seen, SlurmLauncher
 from resource_manager.jobs.slurm_records import KEPT_S
 
@@ -76,6 +77,8 @@ class SlurmBoard:
                     found = await in_thread(launcher.read_all, offsets, since, executor=self._thread)
                 except ResourceManagerError as error:
                     found = error
+                except Exception as error:  # Airflow's own, of the connection; else they wait for ever
+                    found = LauncherUnreachableError(f"{type(error).__name__}: {error}")
                 for key, (_, future) in wanted.items():
                     if future.done():  # its trigger was cancelled
                         continue
