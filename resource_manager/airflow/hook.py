@@ -8,6 +8,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from airflow.sdk.exceptions import AirflowRuntimeError
+
 from resource_manager.airflow.provider_info import get_provider_info
 from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
 from resource_manager.errors import ResourceManagerError, StoreRefusedError, is_outage, redact
@@ -19,6 +21,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
 from resource_manager.rest.client import ServiceClient
 from resource_manager.settings import Settings
+from resource_manager.storage.outage import outage
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Connection
@@ -130,6 +133,8 @@ class GPUManagerHook(BaseHook):
             raise AirflowException(
                 f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
             ) from error
+        except AirflowRuntimeError as error:
+            raise outage(f"connection {self.gpu_conn_id!r}: Airflow does not answer: {error}") from error
 
     def _by(self) -> str | None:
         if self._task is None:

@@ -16,6 +16,9 @@ from tests.builders import present
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time.comms import ErrorResponse
+
     from resource_manager.airflow import hook, listener
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
@@ -24,7 +27,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.webapp import manager_of_tasks
 
 from resource_manager import GPUResourceManager
-from resource_manager.errors import ResourceManagerError, StoreRefusedError
+from resource_manager.errors import ResourceManagerError, StoreRefusedError, is_outage
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError
 from resource_manager.storage.outage import outage
@@ -39,6 +42,16 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
     connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"lock_timeout_s": 5}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
+
+
+def test_an_airflow_that_does_not_tell_of_a_connection_is_an_outage(monkeypatch):
+    def fails(*names):
+        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR))
+
+    monkeypatch.setattr(GPUManagerHook, "get_connection", fails)
+    with pytest.raises(AirflowException, match=r"^connection 'gpus': Airflow does not answer: ") as caught:
+        GPUManagerHook("gpus").get_conn()
+    assert is_outage(caught.value)
 
 
 @pytest.mark.parametrize("error", [outage("new password", StoreRefusedError), ServiceError(401, "new token")])
