@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from datetime import datetime
+from numbers import Integral
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo
@@ -23,8 +24,8 @@ WHOLE = re.compile("-?[0-9]{1,15}")
 
 
 def _whole(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    if isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
+        return int(value)
     words = Words("must be a whole number, got {:.100}", repr(value))
     if info.field_name == "gpus" and (milli := milli_of(value)):
         words = Words("{}; that GPU fraction is {gpus}=1, {gpu_milli}={}", words, milli)

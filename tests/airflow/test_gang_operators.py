@@ -263,6 +263,8 @@ class _Ended:
         ({"startup_order": "first"}, "startup_order must be one of together, workers_first, got 'first'"),
         ({"done_when": "any"}, "done_when must be one of all, rank0, got 'any'"),
         ({"start_attempts": 0}, "start_attempts must be 1 or more, got 0"),
+        ({"start_attempts": "3"}, "start_attempts must be 1 or more, got '3'"),
+        ({"stale_grace_s": "9"}, "stale_grace_s must be a number of seconds from 0 on, got '9'"),
         ({"stale_grace_s": -1}, "stale_grace_s must be a number of seconds from 0 on, got -1"),
     ],
 )

@@ -37,6 +37,7 @@ GIVEN: dict[str, Any] = {
     "priority": 3,
     "link": "require",
     "gpu_milli": 500,
+    "max_wait": timedelta(hours=1),
 }
 
 

@@ -520,6 +520,12 @@ def test_wrong_arguments_are_found_when_the_dag_is_parsed(way):
             WAYS[way](**wrong)
 
 
+@pytest.mark.parametrize("wrong", ["gpus=2", ["gpus"]])
+def test_a_demand_of_one_task_is_a_dictionary(wrong):
+    with pytest.raises(TypeError, match=r"^t: gpu_demand must be a dictionary, got "):
+        with_gpus(BashOperator, gpus=1)(task_id="t", bash_command="true", gpu_demand=wrong)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_templates_are_left_for_the_task(way):
     with DAG("d", schedule=None):
@@ -534,6 +540,13 @@ def test_templates_are_left_for_the_task(way):
         ({"launcher": "shh"}, "t: launcher must be one of local, ssh, docker.*, got 'shh'"),
         ({"launcher": "docker"}, "t: the docker launcher needs an image: set image"),
         ({"launcher": "ssh", "image": "train:1"}, "t: the ssh launcher runs no images"),
+        ({"launcher": "slurm", "image": "train:1"}, "t: the slurm launcher runs no images"),
+        ({"launcher": "ssh", "slurm": {"qos": "high"}}, "t: slurm is for launcher='slurm', got 'ssh'"),
+        ({"command": "true", "slurm": {"qos": "high"}}, "t: slurm is for launcher='slurm', got ''"),
+        (
+            {"launcher": "ssh", "container": {"ipc": "host"}},
+            "t: container is for launcher='docker', got 'ssh'",
+        ),
         ({"max_wait": 60}, "t: max_wait must be a timedelta, got 60"),
         ({"unreachable_timeout": "1h"}, "t: unreachable_timeout must be a timedelta, got '1h'"),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -274,3 +275,11 @@ def test_the_longest_names_that_are_not_converted_are_below_the_limit_of_a_reque
         demand = Demand.of('"' * 1000, 2, 1, **quotes, nodes=2)  # type: ignore[arg-type]
         request = manager.read(lambda cluster, now: build_request(demand, cluster))
     assert checked(request) == request
+
+
+def test_numbers_of_numpy_are_numbers_and_its_truth_values_none() -> None:
+    numbers: dict[str, Any] = {"gpus": np.int64(4)}
+    gpus = Demand.of(lease_id="t", **numbers).gpus
+    assert (gpus, type(gpus)) == (4, int)
+    with pytest.raises(InvalidRequestError, match=r"^gpus must be a whole number"):
+        Demand.of(lease_id="t", **{**numbers, "gpus": np.bool_(True)})

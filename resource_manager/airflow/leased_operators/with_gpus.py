@@ -249,6 +249,8 @@ def _subclass(
             raise
         _check_names(operator, vars(self))
         self.start_from_trigger = False  # the lease comes first
+        if not isinstance(gpu_demand or {}, Mapping):
+            raise TypeError(f"{self.task_id}: gpu_demand must be a dictionary, got {gpu_demand!r:.100}")
         given = {**demand, **(gpu_demand or {})}
         check_at_parse(self.task_id, given)
         self.gpu_demand = {name: _as_json(value) for name, value in given.items()}

@@ -115,14 +115,17 @@ class GPUTrainingOperator(GPUOperator):
         self.unreachable_timeout = unreachable_timeout
         check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
         _check_launcher(self.task_id, launcher, image)
+        for name, options, needed in (("slurm", slurm, slurm_task.NAME), ("container", container, "docker")):
+            if options and launcher != needed and is_literal(launcher) and (launcher or name == "slurm"):
+                raise ValueError(f"{self.task_id}: {name} is for launcher={needed!r}, got {launcher!r}")
         if not (command or image):
             raise ValueError(f"{self.task_id}: {NO_COMMAND}")
         self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
         self.done_when = _one_of(DoneWhen, "done_when", done_when)
-        if start_attempts < 1:
-            raise ValueError(f"start_attempts must be 1 or more, got {start_attempts}")
-        if not 0 <= stale_grace_s < math.inf:
-            raise ValueError(f"stale_grace_s must be a number of seconds from 0 on, got {stale_grace_s}")
+        if not isinstance(start_attempts, int) or start_attempts < 1:
+            raise ValueError(f"start_attempts must be 1 or more, got {start_attempts!r}")
+        if not isinstance(stale_grace_s, int | float) or not 0 <= stale_grace_s < math.inf:
+            raise ValueError(f"stale_grace_s must be a number of seconds from 0 on, got {stale_grace_s!r}")
         self.start_attempts = start_attempts
         self.stale_grace_s = stale_grace_s
         self.restart_on_clear = restart_on_clear

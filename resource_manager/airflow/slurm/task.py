@@ -131,8 +131,9 @@ def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> Batch
     if str(operator.done_when) != "all" or str(operator.startup_order) != "together":
         raise AirflowFailException("on Slurm all members start together, and all must succeed")
     given = asked_by_attributes(operator)
-    for name in UNUSED:
-        if given[name] is not None:
+    unused = {name: given[name] for name in UNUSED} | {"max_wait": operator.max_wait}
+    for name, value in unused.items():
+        if value is not None:
             raise AirflowFailException(f"{name} has no meaning on Slurm: leave it out, or use slurm={{...}}")
     demand: Demand = demand_of(operator, given, context, identity.lease_id)
     if len(demand.gpu_types) > 1:

@@ -232,6 +232,10 @@ def check_image(launcher: str, job: Job) -> None:
         raise LauncherError("the docker launcher needs an image: set image")
     if launcher in ("local", "ssh", "agent") and job.image:
         raise LauncherError(f"the {launcher} launcher runs no images; use launcher='docker'")
+    if launcher == "slurm" and job.image:
+        raise LauncherError(
+            "the slurm launcher runs no images: start the container in command, as by apptainer"
+        )
 
 
 def walls_of(confine: str, missing: str, server: str) -> str:

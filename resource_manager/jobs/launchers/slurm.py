@@ -18,6 +18,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    check_image,
     check_no_other_lease,
     job_key,
 )
@@ -199,10 +200,7 @@ class SlurmLauncher(SSHLauncher):
 
 def _check(job: Job) -> BatchRequest:
     """Return what the job asks Slurm for; raises `LauncherError`."""
-    if job.image:
-        raise LauncherError(
-            "the slurm launcher runs no images: start the container in command, as by apptainer"
-        )
+    check_image("slurm", job)
     check_environment(job.environment)
     asked = job.batch or BatchRequest(gpus=len(job.gpu_ids), cpus=job.cpus)
     arguments_of(asked)
