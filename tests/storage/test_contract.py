@@ -757,7 +757,7 @@ def ran(store: Store, cluster: ClusterState, name: str, outcome: str) -> None:
 
 def test_learnt_runtimes_are_part_of_the_state_and_bounded(open_client: OpenStore) -> None:
     others = {f"other{number}": (9.0,) for number in range(MAX_CLASSES - 3)}
-    known = {**others, "train_#": (7.0, *[8.0] * (KEPT_RUNTIMES - 1))}
+    known = {**others, "train_#": (7.0, *[8.0] * (KEPT_RUNTIMES - 2))}
     store = open_client()
     store.initialise(replace(first_state(), runtimes=known))
     cluster = started(store)
