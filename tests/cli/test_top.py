@@ -103,7 +103,7 @@ def test_servers_are_chosen_by_name_and_number(run: Run) -> None:
         (
             ["--every", "0"],
             2,
-            "Error: Invalid value for '--every': a duration must be above 0 and at most a day, got '0' "
+            "Error: Invalid value for '--every': a duration must be above 0 and at most a day, got '0'. "
             "See main top --help.",
         ),
     ],
