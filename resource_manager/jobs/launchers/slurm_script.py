@@ -46,7 +46,7 @@ if [ $code -eq 0 ] && {{ ls | grep -qx failed || [ ! -e succeeded ] || grep -q "
     code=1
 fi
 if [ $code -ne 0 ]; then
-    if [ -e failed/exit_code ]; then code=$(cat failed/exit_code); else cat srun; fi
+    if [ -s failed ]; then code=$(cat failed); else cat srun; fi
     for each in log.*; do
         [ -e "$each" ] && tail -n 20 "$each" | sed "s/^/[rank ${{each#log.}}] /"
     done
@@ -56,7 +56,8 @@ exit $code
 """
 
 # The output goes to its file, not by way of srun. The first member that fails is the cause; the others are
-# ended by srun, unless all of them were told to end: then each has its grace. `mpirun` reads how many
+# ended by srun, unless all of them were told to end: then each has its grace. That signal may come once more
+# while a member notes its end, and would end a program that it starts for that. `mpirun` reads how many
 # processes it may start on a node from the variable that Slurm sets to 1 here, and a program of MPI that
 # finds itself in a step asks Slurm for a service that may not be there.
 RUN = """#!/bin/sh
@@ -70,7 +71,8 @@ if [ "$rank" = 0 ]; then exec >> {directory}/log 2>&1; else exec > {directory}/l
 ended() {{
     cd {directory} || exit "$1"
     if [ "$1" != 0 ]; then
-        mkdir failed 2>/dev/null && echo "$1" > failed/exit_code
+        set -C
+        {{ echo "$1" > failed; }} 2>/dev/null
         [ -z "$told" ] && [ ! -e {preempted} ] || exit 0
     elif [ "$rank" = 0 ]; then : > succeeded; fi
     exit "$1"
