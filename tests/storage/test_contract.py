@@ -541,6 +541,25 @@ def test_replace_drops_renewals_and_quarantines(open_client: OpenStore) -> None:
     assert fresh(open_client()).leases == (lease.lease,)
 
 
+@pytest.mark.parametrize("is_restore", [False, True], ids=["replace", "restore"])
+def test_nothing_of_a_state_stays_when_another_takes_its_place(
+    open_client: OpenStore, is_restore: bool
+) -> None:
+    store = open_client()
+    mine, walk = started(store), Walk(1)
+    for _ in range(120):
+        commit(store, mine, lambda now: walk.changes(mine, now))
+    ran(store, mine, "train_1", "SUCCESS")
+    before = fresh(store)
+    assert all((before.watched, before.runtimes, before.attained))
+    if is_restore:
+        restored(store, replace(first_state(), version=mine.version + 1), mine.version)
+    else:
+        store.replace(first_state())
+    found = fresh(open_client())
+    assert replace(found, version=0, last_fencing_token=0, sequence=0) == first_state()
+
+
 def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     store = open_client()
     started(store)

@@ -199,7 +199,7 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
     try:
         found = live(plan.draw(seed, jobs, day_s), day_s, home)
     except (StackError, ResourceManagerError, OSError, httpx.HTTPError, KeyboardInterrupt) as error:
-        sys.exit(f"the day did not come to its end: {error or 'interrupted'}; its logs are in {home}")
+        sys.exit(f"the day did not come to its end: {str(error) or 'interrupted'}; its logs are in {home}")
     page.with_suffix(".pickle").write_bytes(pickle.dumps(found))
     idle = unexplained(gaps(found, spans(found.changes, found.lost)))
     problems = [
