@@ -47,7 +47,10 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     """Make the process of a task in a `gpu_lease` known by its lease; a DAG with one has the module."""
     lease = sys.modules.get("resource_manager.airflow.operators.lease")
     if lease is not None and isinstance(task_instance, RuntimeTaskInstance):
-        lease.join_lease(task_instance)
+        try:
+            lease.join_lease(task_instance)
+        except Exception as error:  # the task goes on, and so do the listeners of others
+            logger.warning("the process of this task is not known as one of its gpu_lease: %s", error)
 
 
 @hookimpl

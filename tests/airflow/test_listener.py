@@ -11,8 +11,11 @@ with warnings.catch_warnings():
     from airflow.api_fastapi.execution_api import app as execution_api
     from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
     from airflow.jobs import triggerer_job_runner
+    from airflow.sdk import DAG, BaseOperator
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from resource_manager.airflow import listener
+    from resource_manager.airflow.operators import gpu_lease
 
 
 class BuiltAtFirstRequest:
@@ -62,3 +65,18 @@ def test_other_components_build_nothing(api, start, command):
     start(command)
     assert not api.is_built
     assert triggerer_job_runner.in_process_api_server is before
+
+
+def test_a_task_whose_lease_cannot_be_read_goes_on(caplog):
+    """Airflow calls no further listener after one that raises."""
+    with DAG("d") as dag, gpu_lease(gpus=1):
+        BaseOperator(task_id="work")
+
+    class Unanswered(RuntimeTaskInstance):
+        def xcom_pull(self, *_, **__):
+            raise ConnectionError("no answer")
+
+    fields: dict[str, Any] = {"task": dag.get_task("gpu_lease.work"), "map_index": -1}
+    task_instance = Unanswered.model_construct(**fields)
+    listener.on_task_instance_running(previous_state=None, task_instance=task_instance)
+    assert caplog.messages == ["the process of this task is not known as one of its gpu_lease: no answer"]
