@@ -27,6 +27,9 @@ from resource_manager.jobs.directories import job_files, job_states
 from tests.agent.reporting import gpu, process, report
 from tests.faults.day.plan import GPUS, REPORT_S, name_of, uuids_of
 
+BEGUN_S = 10.0
+"""Age at which a process that is to be one of a job has become that."""
+
 
 class CutSender(ReportSender):
     """Sender whose questions and answers get lost while its server is cut off."""
@@ -84,7 +87,11 @@ class DayProbe:
             mark = str(self._folder / "jobs" / key / "lock")
             for each in psutil.process_iter():
                 with suppress(psutil.Error):
+                    if (identity := (each.pid, each.create_time())) in _others:
+                        continue
                     own = each.environ()
+                    if "GPU_JOB_LOCK" not in own and time.time() - identity[1] > BEGUN_S:
+                        _others.add(identity)
                     if own.get("GPU_JOB_LOCK") == mark and "GPU_LEASE_GPUS" in own:
                         self._known[key] = each.pid, tuple(map(int, own["GPU_LEASE_GPUS"].split(",")))
                         break
@@ -118,6 +125,8 @@ def serve(number: int, folder: Path, url: str) -> None:
 
 
 _probes: dict[int, DayProbe] = {}
+_others: set[tuple[int, float]] = set()
+"""Processes, by number and start, that belong to no job: their environments are not read again."""
 
 
 def _say(line: str) -> None:

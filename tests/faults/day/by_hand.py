@@ -31,6 +31,24 @@ LOST_S = 60.0
 """Time after which a job that neither waits, runs nor has ended counts as lost, and is submitted again."""
 
 
+class Present:
+    """Ids of the leases and pending requests, which all desks read at once, every `AGAIN_S`."""
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self._manager = manager
+        self._lock = threading.Lock()
+        self._ids: set[str] = set()
+        self._read_at = -AGAIN_S
+
+    def __contains__(self, lease_id: str) -> bool:
+        with self._lock:
+            if time.monotonic() - self._read_at >= AGAIN_S:
+                leases, queue = self._manager.leases(), self._manager.queue()
+                self._ids = {entry["task_id"] for entry in (*leases, *queue)}
+                self._read_at = time.monotonic()
+            return lease_id in self._ids
+
+
 @dataclass(slots=True)
 class Desk:
     """One person with one job, who asks until it succeeds.
@@ -43,6 +61,7 @@ class Desk:
     ledger: Path
     folder: Path
     manager: GPUResourceManager
+    present: Present
     has_ended: Callable[[], bool]
     tries: int = 0
     state: str = "running"
@@ -89,15 +108,14 @@ class Desk:
         seen_at = time.monotonic()
         while time.monotonic() - seen_at < LOST_S and not self.has_ended():
             try:
-                view = self.manager.status_of(self.job.name)
-                result = self.manager.result_of(self.job.name)
+                is_present = self.job.name in self.present
+                result = None if is_present else self.manager.result_of(self.job.name)
             except ResourceManagerError:
+                is_present, result = True, None
+            if is_present:
                 seen_at = time.monotonic()
-            else:
-                if view is not None:
-                    seen_at = time.monotonic()
-                elif result is not None:
-                    return result["outcome"]
+            elif result is not None:
+                return result["outcome"]
             time.sleep(AGAIN_S)
         return ""
 
@@ -154,7 +172,7 @@ class Desks:
         self._folder.mkdir()
         own = {name: text for name, text in environment.items() if not name.startswith(("GPU_", "AIRFLOW"))}
         self.environment = {**own, "GPU_MANAGER_URL": url, "GPU_MANAGER_TOKEN": token}
-        self._ledger, self._manager = ledger, manager
+        self._ledger, self._manager, self._present = ledger, manager, Present(manager)
         self._over = threading.Event()
         self._desks: list[Desk] = []
         self._threads: list[threading.Thread] = []
@@ -162,7 +180,15 @@ class Desks:
     def begin(self, jobs: Iterable[plan.DayJob]) -> None:
         """Let people begin to ask for these jobs."""
         for job in jobs:
-            desk = Desk(job, self.environment, self._ledger, self._folder, self._manager, self._over.is_set)
+            desk = Desk(
+                job,
+                self.environment,
+                self._ledger,
+                self._folder,
+                self._manager,
+                self._present,
+                self._over.is_set,
+            )
             thread = threading.Thread(target=desk.work, daemon=True)
             self._desks.append(desk)
             self._threads.append(thread)
