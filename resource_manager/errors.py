@@ -269,6 +269,11 @@ class StoreRefusedError(StoreUnavailableError):
     """The store refuses the login, or its user lacks rights: it will until somebody corrects that."""
 
 
+def is_login_refused(error: BaseException) -> bool:
+    """Return whether the store refuses its user, or the service the token."""
+    return is_outage(error, StoreRefusedError) or getattr(error, "status", None) == 401
+
+
 class StaleStateError(StoreError, OutageError):
     """The state changed since it was read; nothing was written.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -12,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 
 from resource_manager.airflow.provider_info import get_provider_info
 from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
-from resource_manager.errors import ResourceManagerError, StoreRefusedError, is_outage, redact
+from resource_manager.errors import ResourceManagerError, is_login_refused, redact
 from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
@@ -90,8 +89,7 @@ class GPUManagerHook(BaseHook):
 
     def forgets(self, error: Exception) -> bool:
         """Return whether it is a refused login; then the connection is read again when it is used next."""
-        status = getattr(error, "status", None)
-        if not is_outage(error, StoreRefusedError) and status != HTTPStatus.UNAUTHORIZED:
+        if not is_login_refused(error):
             return False
         self._manager = None
         return True

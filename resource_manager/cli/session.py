@@ -19,7 +19,7 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     OutageError,
     StateLostError,
-    StoreRefusedError,
+    is_login_refused,
     is_outage,
 )
 from resource_manager.manager.patience import patiently
@@ -120,8 +120,8 @@ class Session:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether the store refuses its user, or the service the token, until somebody corrects that."""
-    return is_outage(error, StoreRefusedError) or getattr(error, "status", None) in (401, 403)
+    """Return whether the login, or what its token asks for, is refused until somebody corrects that."""
+    return is_login_refused(error) or getattr(error, "status", None) == 403
 
 
 def say(line: str) -> None:

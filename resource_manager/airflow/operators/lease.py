@@ -19,7 +19,7 @@ from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.jobs.launchers.devices import device_environment
+from resource_manager.jobs.launchers.devices import MPS_PERCENTAGE, device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -199,9 +199,8 @@ class GPULease:
         milli = self.allocate.gpu_milli or MILLI_PER_GPU
         is_known = isinstance(milli, int)  # else it is a template, or what another task returns
         fixed = device_environment(vendor, (), gpu_milli=milli if is_known else 1)
-        percentage = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-        if percentage in fixed and not is_known:
-            fixed[percentage] = f"{{{{ '%g' % ({self._pull()}['gpu_milli'] / 10) }}}}"
+        if MPS_PERCENTAGE in fixed and not is_known:
+            fixed[MPS_PERCENTAGE] = f"{{{{ '%g' % ({self._pull()}['gpu_milli'] / 10) }}}}"
         environment = {
             name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()
         }

@@ -114,10 +114,7 @@ class GPUTrainingOperator(GPUOperator):
         self.slurm = slurm
         self.unreachable_timeout = unreachable_timeout
         check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
-        _check_launcher(self.task_id, launcher, image)
-        for name, options, needed in (("slurm", slurm, slurm_task.NAME), ("container", container, "docker")):
-            if options and launcher != needed and is_literal(launcher) and (launcher or name == "slurm"):
-                raise ValueError(f"{self.task_id}: {name} is for launcher={needed!r}, got {launcher!r}")
+        _check_launcher(self.task_id, launcher, image, container, slurm)
         if not (command or image):
             raise ValueError(f"{self.task_id}: {NO_COMMAND}")
         self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
@@ -269,12 +266,22 @@ class GPUTrainingOperator(GPUOperator):
             raise AirflowTaskTerminated("the task was ended in Airflow")
 
 
-def _check_launcher(task_id: str, launcher: str, image: str) -> None:
-    """Raise `ValueError` for a launcher that is unknown, or runs no such job, if no template gives it."""
-    if not (launcher and is_literal(launcher)):
+def _check_launcher(
+    task_id: str,
+    launcher: str,
+    image: str,
+    container: Mapping[str, Any] | None,
+    slurm: Mapping[str, str] | None,
+) -> None:
+    """Raise `ValueError` for a launcher that is unknown, or for another job, if no template gives it."""
+    if not is_literal(launcher):
         return
-    if launcher not in LAUNCHERS:
+    if launcher and launcher not in LAUNCHERS:
         raise ValueError(f"{task_id}: launcher must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
+    if slurm and launcher != slurm_task.NAME:
+        raise ValueError(f"{task_id}: slurm is for launcher={slurm_task.NAME!r}, got {launcher!r}")
+    if container and launcher not in ("", "docker"):
+        raise ValueError(f"{task_id}: container is for launcher='docker', got {launcher!r}")
     try:
         check_image(launcher, Job(task_id, (), image=image))
     except LauncherError as error:

@@ -26,6 +26,9 @@ DEVICE_FILES: Mapping[str, Sequence[str]] = {
 MPS_MARK = "nvidia-cuda-mps-control.pid"
 """File that an MPS daemon writes into the folder of its pipes."""
 
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""Environment variable that limits a program of MPS to a part of the GPU."""
+
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 """Environment variable that says where a program finds its MPS daemon."""
 
@@ -52,7 +55,7 @@ def with_share(command: Sequence[str]) -> list[str]:
 
 def await_share(environment: Mapping[str, str]) -> str:
     """Wait until the MPS daemon of a GPU fraction runs; return that there is none, empty if all is well."""
-    if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment:
+    if MPS_PERCENTAGE not in environment:
         return ""
     mark = Path(environment.get(MPS_PIPES, "/nonexistent")) / MPS_MARK
     until = time.monotonic() + (MPS_WAIT_S if MPS_PIPES in environment else 0)
@@ -95,7 +98,7 @@ def device_environment(
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["NVIDIA_VISIBLE_DEVICES"] = devices or "void"
         if gpu_milli < MILLI_PER_GPU:
-            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{gpu_milli / 10:g}"
+            environment[MPS_PERCENTAGE] = f"{gpu_milli / 10:g}"
             if gpu_memory_mib:
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
             if mps_folder and not renumbered:
