@@ -94,8 +94,13 @@ def quarantine_in_words(lease: Lease) -> str:
         why = "is held beyond its preemption"
     if lease.ranks:
         why = "is what is left of its gang, whose other members were released"
+    if not lease.places:
+        is_kept = lease.request.quarantine or lease.ranks
+        ends = "then release the lease" if is_kept else "or wait until nobody renews the lease"
+        who = f"{name_of(lease)} of {owner} {why}"
+        return f"{who}, and its process on {servers} may still run: end that, {ends}"
     where = f"its job on {servers}"
-    if lease.places and lease.places[0].user:
+    if lease.places[0].user:
         where += f" ({lease.places[0].launcher}, user {lease.places[0].user})"
     return (
         f"{name_of(lease)} of {owner} {why}, and {where} may still run: stop it, or release it with "

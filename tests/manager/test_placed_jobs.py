@@ -21,7 +21,7 @@ from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.tokens import Role, create
 from resource_manager.storage.memory import MemoryStore
-from tests.builders import Clock, granted_lease, json_of
+from tests.builders import Clock, granted_lease, json_of, present
 from tests.cli.targets import holding
 
 PLACE = JobPlace("ssh", "gpu-a:22", "gpu_ssh", "0123 gpu-a", "/home/ada/.gpu-manager/jobs", "f00d", "ada")
@@ -123,6 +123,28 @@ def test_a_lease_with_a_placed_job_is_quarantined_at_its_ttl_for_a_reason(
     lease = manager.status_of("t")
     assert lease is not None
     assert (lease["state"], lease["reason"]) == ("RUNNING", "")
+
+
+def test_a_lease_held_beyond_its_preemption_without_a_placed_job_ends_as_its_reason_says(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    """It said "release it with --gone", which only operators may, and named a job that nobody had placed."""
+    manager.submit("t", 2, owner="ada", preemptible=True, server="a")
+    manager.submit("urgent", 2, priority=9, server="a")
+    manager.preempt("t")
+    until = present(granted_lease(manager.status_of("t"))["until"])
+    manager.renew("t", for_s=86400)
+    clock.now = until + 1
+    manager.expire_and_schedule()
+    lease = present(manager.status_of("t"))
+    assert (lease["state"], lease["reason"]) == (
+        "ERROR",
+        "t vnpm of ada is held beyond its preemption, and its process on a may still run: end that, or wait "
+        "until nobody renews the lease",
+    )
+    clock.now += 86400
+    manager.expire_and_schedule()
+    assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]
 
 
 def test_a_release_without_knowledge_of_the_job_is_refused_and_says_stop(
