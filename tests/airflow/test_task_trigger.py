@@ -34,7 +34,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import queue_again
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, NoAnswerError
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
@@ -539,6 +539,22 @@ def test_a_job_whose_output_does_not_come_is_not_out_of_reach(asks, launch_by, t
     waits = f"while [ ! -e {it_comes} ]; do sleep 0.01; done"
     event = fire(asks(f"sleep 0.6; touch {is_over}; {waits}; echo it", unreachable_s=0.3), come)
     assert (event["state"], event.get("last_line")) == (EndState.JOB_ENDED, "it")
+
+
+def test_a_server_that_gives_no_answer_is_asked_once_a_look(asks, launch_by):
+    """Each question takes the server's timeout, for which a thread of all triggers waits."""
+    questions = []
+
+    class Silent(LocalLauncher):
+        def ask(self, act, **arguments):
+            if act in ("logs", "status"):
+                questions.append(act)
+                raise NoAnswerError("no route")
+            return super().ask(act, **arguments)
+
+    launch_by(lambda place: Silent(place=replace(place, address="")), "local")
+    assert fire(asks("true", unreachable_s=0.05))["state"] == EndState.JOB_UNREACHABLE
+    assert set(questions) == {"logs"}
 
 
 def test_a_job_whose_output_never_comes_has_ended_all_the_same(asks, manager):

@@ -14,6 +14,7 @@ from resource_manager.jobs.launchers import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
+    NoAnswerError,
 )
 from resource_manager.jobs.running_job import RunningJob
 
@@ -94,6 +95,8 @@ class MemberWatch:
         while clock() < until:
             try:
                 output = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            except NoAnswerError:
+                raise
             except LauncherUnreachableError as error:
                 status = await self._call(lambda launcher: launcher.status(self.job.key))
                 if status.state is not JobState.RUNNING:

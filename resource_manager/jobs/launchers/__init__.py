@@ -8,6 +8,7 @@ from resource_manager.jobs.launchers.base import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
+    NoAnswerError,
     job_key,
 )
 from resource_manager.jobs.launchers.docker_command import build_docker_cmd
@@ -22,6 +23,7 @@ __all__ = [
     "Launcher",
     "LauncherError",
     "LauncherUnreachableError",
+    "NoAnswerError",
     "build_docker_cmd",
     "job_key",
     "open_at",

@@ -29,6 +29,10 @@ class LauncherUnreachableError(LauncherError):
     """Machine of the job does not answer, so it is unknown whether the job still runs."""
 
 
+class NoAnswerError(LauncherUnreachableError):
+    """Machine of the job gave no answer at all: another question would wait as long in vain."""
+
+
 class AlreadyEndedError(LauncherError):
     """Job was stopped within the last day, maybe before it was started: it is not started again."""
 

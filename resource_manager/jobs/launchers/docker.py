@@ -21,6 +21,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    NoAnswerError,
     Output,
     check_connection,
     check_image,
@@ -59,9 +60,7 @@ class DockerLauncher:
         except Exception as error:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
                 raise LauncherError(str(error)) from error
-            raise LauncherUnreachableError(
-                f"the Docker engine {self.engine} does not answer: {error}"
-            ) from error
+            raise NoAnswerError(f"the Docker engine {self.engine} does not answer: {error}") from error
         self._api = self._engine.api
 
     def prepare(self, job: Job) -> JobPlace:
@@ -106,7 +105,7 @@ class DockerLauncher:
 
     def _verified(self, key: str) -> Mapping[str, Any]:
         """Return what the engine says of itself now; raises unless it is that of the job's place."""
-        with self._reporting(f"job {key} cannot be seen"):
+        with self._reporting(f"job {key} cannot be seen", silent=NoAnswerError):
             engine = self._engine.current_info()
         if self._place.machine not in ("", engine["ID"]):
             raise LauncherUnreachableError(
@@ -376,9 +375,12 @@ class DockerLauncher:
 
     @contextmanager
     def _reporting(
-        self, what: str, refused: type[LauncherError] = LauncherUnreachableError
+        self,
+        what: str,
+        refused: type[LauncherError] = LauncherUnreachableError,
+        silent: type[LauncherError] = LauncherUnreachableError,
     ) -> Iterator[None]:
-        """Turn errors into the launcher's; `refused` if the engine answers with an error."""
+        """Turn errors into the launcher's; `refused` if the engine answers with an error, else `silent`."""
         import requests
 
         try:
@@ -388,4 +390,4 @@ class DockerLauncher:
         except self._docker.errors.APIError as error:
             raise refused(f"{what} on {self.engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
-            raise LauncherUnreachableError(f"{what}: {self.engine} does not answer: {error}") from error
+            raise silent(f"{what}: {self.engine} does not answer: {error}") from error

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from resource_manager.jobs.launchers.base import LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers.base import LauncherError, LauncherUnreachableError, NoAnswerError
 from resource_manager.jobs.launchers.plain_ssh import plain_connection
 from resource_manager.jobs.launchers.ssh_standing import (
     ANSWER_S,
@@ -113,7 +113,8 @@ class SSHPython:
         if not is_new:
             return found.result(), False
         try:
-            standing = StandingProgram(self._connect, library)
+            with self.reporting(NoAnswerError):
+                standing = StandingProgram(self._connect, library)
         except BaseException as error:
             with self._lock:
                 del self._standing[library]
@@ -123,12 +124,12 @@ class SSHPython:
         return standing, True
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Raise `LauncherUnreachableError` for what is not a `LauncherError`."""
+    def reporting(self, kind: type[LauncherError] = LauncherUnreachableError) -> Iterator[None]:
+        """Raise an error of that kind for what is not a `LauncherError`."""
         try:
             yield
         except LauncherError:
             raise
         except Exception as error:  # paramiko's exceptions have no common base
             reason = f"server {self.host} does not answer by ssh: {failure_of(error)}"
-            raise LauncherUnreachableError(reason) from error
+            raise kind(reason) from error

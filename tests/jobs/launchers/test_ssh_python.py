@@ -12,6 +12,7 @@ import pytest
 
 from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
+    NoAnswerError,
     ssh_standing,
     standing_program,
 )
@@ -164,7 +165,7 @@ class TestTheLogIn:
 
         with monkeypatch.context() as patched:
             patched.setattr(account.server, "_connect", refuse)
-            with pytest.raises(LauncherUnreachableError, match="key refused"):
+            with pytest.raises(NoAnswerError, match="key refused"):
                 account.run()
         account.run()
 
