@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,13 +158,14 @@ def _show_job(target: Target, name: str, *, as_json: bool) -> None:
 
 def _without_job(manager: Any, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield the members of a lease whose jobs are not known to run, as their agents told last, and why."""
+    from resource_manager.jobs.gang_job import MAX_AT_ONCE
     from resource_manager.jobs.running_job import RunningJob
 
     planned = RunningJob.planned(entry, AGENT, None) if _will_be_placed(entry) else ()
-    for job in RunningJob.all_of(entry) or planned:
-        if job.place.launcher != AGENT:
-            continue
-        state = manager.agent_state(job.server)
+    jobs = [job for job in RunningJob.all_of(entry) or planned if job.place.launcher == AGENT]
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        states = list(pool.map(manager.agent_state, (job.server for job in jobs)))
+    for job, state in zip(jobs, states, strict=True):
         run = state["runs"].get(job.key, {"state": "absent"})
         where = f"rank {job.rank} on {job.server}" if entry["nodes"] > 1 else job.server
         if state["is_silent"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -78,3 +79,18 @@ def test_the_status_of_a_gang_names_the_members_without_a_job_and_why(
     manager.place_job("t", [JobPlace("agent", name) for name in SERVERS], fencing_token=token)
     tells(SERVERS[1], job_state(keys[1], "finished"))
     assert "rank 1 on gpu-server-1: its job has ended; rank 2" in run("status", "t").output
+
+
+def test_the_agents_of_a_gang_are_asked_at_once(
+    run: Run, gang: Any, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a service each answer is a way there and back, and a gang may have hundreds of members."""
+    gang(job={"command": ["true"]})
+    asked, ask = Barrier(3), manager.agent_state
+
+    def together(server: str) -> Any:
+        asked.wait(30)
+        return ask(server)
+
+    monkeypatch.setattr(manager, "agent_state", together)
+    assert run("status", "t").output.count("its agent is silent") == 3
