@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import AirflowException, in_thread, user_of
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, is_login_refused
 from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
@@ -48,6 +48,9 @@ WORKERS = 16
 MAX_STREAMS = 24
 OUTAGE_S = 5.0
 """Time after a failure in which no call tries to reach the store again: others wait for each try."""
+
+LOGIN_EVERY_S = 10.0
+"""Time between two looks at whether the store refuses the login, as after a change of its password."""
 
 IDENTITY_KEY = "gpu_manager.identity"
 
@@ -177,19 +180,19 @@ class Gate:
                 if time.monotonic() < self._again_at:
                     raise ResourceManagerError(self._problem)
                 try:
-                    self._bridge = self._make_bridge()
+                    self._bridge = self._make_bridge(self._open_manager())
                 except (ResourceManagerError, AirflowException) as error:
                     self._problem, self._again_at = str(error), time.monotonic() + OUTAGE_S
                     raise
             return self._bridge
 
-    def _make_bridge(self) -> Any:
+    def _make_bridge(self, manager: GPUResourceManager) -> Any:
         instance = self._instance_of()  # published again, in case it failed at the start
         secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
         path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
         notice_key = secret_in(Path(path) if path else None)
         service = build(
-            self._open_manager(),
+            manager,
             AirflowAuthenticator(),
             secret,
             airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
@@ -199,7 +202,24 @@ class Gate:
             max_streams=MAX_STREAMS,
         )
         closed = threading.Event()
-        for chore in begin_chores(service, notice_key, closed):
+
+        def log_in_again() -> None:
+            """Go on with the connection as it is now, once its login is refused: passwords change."""
+            try:
+                service.watch.check()
+            except ResourceManagerError as error:
+                if closed.is_set() or not is_login_refused(error):
+                    return
+                manager = self._open_manager()
+                manager.servers()  # raises while this login is refused, too
+                bridge = self._make_bridge(manager)
+                with self._lock:
+                    self._bridge, self._tokens = bridge, None
+                closed.set()
+                service.watch.close()
+
+        login = ("login", LOGIN_EVERY_S, log_in_again)
+        for chore in begin_chores(service, notice_key, closed, [login]):
             self._ends.callback(chore.join)
         self._ends.callback(service.watch.close)
         self._ends.callback(closed.set)

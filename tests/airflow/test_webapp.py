@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
-from resource_manager.errors import StoreUnavailableError
+from resource_manager.errors import StoreRefusedError, StoreUnavailableError
 from resource_manager.rest import tokens
 from resource_manager.rest.assemble import persistence_of
 from resource_manager.rest.auth import Identity
@@ -112,6 +113,42 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(client: Clie
         answer = client.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
     assert len(tries) == 1
+
+
+def test_a_store_with_a_new_password_is_opened_as_its_connection_is_now(
+    client: Client,
+    airflow: Airflow,
+    manager: GPUResourceManager,
+    pause: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answered 503 until Airflow's API server was started again."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise StoreRefusedError("redis://r: invalid username-password pair")
+
+    def status() -> int:
+        return client.request("GET", "/gpu/api/status").status_code
+
+    pause({"airflow.webapp.LOGIN_EVERY_S": 0.05})
+    airflow.know_ada()
+    assert status() == 200
+    headers = token_of(manager, Role.AGENT, "gpu-a")
+    reports = {"content": body(manager), "headers": headers}
+    assert client.request("POST", "/gpu/api/reports", **reports).status_code == 200
+    monkeypatch.setattr(manager.store, "refresh", refuse)
+    again = Mock(side_effect=[manager, StoreRefusedError("still"), manager])
+    airflow.open_manager = again
+    wait_for(lambda: again.call_count > 2, 15.0)
+    assert status() == 503
+    with GPUResourceManager.from_url("memory://", inventory=[server("gpu-a")]) as another:
+        another.submit("there", 1)
+        airflow.open_manager = lambda: another
+        wait_for(lambda: status() == 200, 15.0)
+        leases = client.request("GET", "/gpu/api/leases").json()["items"]
+        assert [lease["task_id"] for lease in leases] == ["there"]
+        assert client.request("POST", "/gpu/api/reports", **reports).status_code == 200
+        assert another.agent_state("gpu-a")["is_silent"] is False
 
 
 def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
