@@ -16,6 +16,7 @@ from resource_manager.errors import (
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
 ANOTHER_STATE = "another state"
+START_AGAIN = "start this process again where the other state is the right one"
 
 
 def unreadable(where: str, error: CorruptStateError) -> CorruptStateError:
@@ -62,8 +63,10 @@ def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnc
 
 def lost(where: str, version: int, present: object) -> StateLostError:
     """Return the error for a state that is gone, another, or older than the version read from it before."""
-    kind = StateReplacedError if present == ANOTHER_STATE else StateLostError
+    kind, remedy = StateLostError, "check which jobs still run and start over with a reset"
+    if present == ANOTHER_STATE:  # a reset would end the leases of those who go on with it
+        kind, remedy = StateReplacedError, START_AGAIN
     return kind(
         f"{where} has lost the state that was read from it before (version {version}; now: {present}); "
-        "restore its data, or check which jobs still run and start over with a reset"
+        f"restore its data, or {remedy}"
     )

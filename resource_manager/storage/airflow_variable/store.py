@@ -302,7 +302,8 @@ class VariableStore:
         stored = document.from_json(text, self._where)
         if self.incarnation and stored.incarnation != self.incarnation and not stored.operator_reset:
             raise StateReplacedError(
-                f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
+                f"{self._where} holds another state than before, started without a reset; restore the newest "
+                f"document, or {refusals.START_AGAIN}"
             )
         known_id, stored_id = self._lineage.id_of(stored.incarnation, version), stored.id_of(version)
         if known_id and stored_id and known_id != stored_id:
