@@ -18,7 +18,7 @@ from resource_manager.manager.wording import changed_in_words, value_in_words
 
 
 def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> None:
-    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team.
+    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or leave a job alone.
 
     `capacity` has the GPUs of the servers by type.
     """
@@ -32,6 +32,16 @@ def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> N
                 team.name,
                 "",
                 f"the team is missing but holds leases ({listed(holders)}): keep it until they have ended",
+            )
+    before, after = ({team.name: team.user for team in rules.teams} for rules in (cluster.teams, teams))
+    for lease in (*cluster.leases.values(), *cluster.remainders.values()):
+        name, is_reached = lease.request.team, any(place.launcher != "agent" for place in lease.places)
+        if is_reached and (user := before.get(name, "")) != after.get(name, ""):
+            raise _wrong(
+                name,
+                "user",
+                f"{user or 'the user of the launcher'} runs the job of {name_of(lease)}, which another "
+                "cannot end: keep it until that has ended",
             )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import JobPlace
 from resource_manager.core.teams import NO_TEAMS, Team, Teams
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.storage.history_file import collect
-from tests.builders import redefine
+from tests.builders import granted_lease, redefine
 
 RULES = Teams((Team("research", 12), Team("vision", 4, limit=6, parent="research")))
 
@@ -67,3 +71,17 @@ def test_a_history_with_rules_leads_to_the_same_state() -> None:
         cluster.apply(change)
     assert cluster.teams == RULES
     assert set(cluster.pending) == {"x"}
+
+
+def test_another_user_is_refused_to_a_team_whose_jobs_that_user_could_not_end() -> None:
+    """They were out of reach from then on, and kept their GPUs."""
+    manager = GPUResourceManager.from_url("memory://")
+    vision = ClusterDefinition(teams=Teams((Team("vision", user="vision"),)))
+    for launcher in ("agent", "ssh"):
+        lease = granted_lease(manager.submit(launcher, 2, team="vision"))
+        manager.place_job(launcher, [JobPlace(launcher, "gpu-a")], fencing_token=lease["fencing_token"])
+    refused = r"vision\.user: the user of the launcher runs the job of ssh \w{4}, which another cannot end"
+    with pytest.raises(InvalidRequestError, match=refused):
+        manager.apply(vision)
+    manager.release("ssh", job_end="ended")
+    assert manager.apply(vision)["lines"] == ["+ team vision, user vision"]
