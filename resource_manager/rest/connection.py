@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import ssl
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, cast
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
 
 import httpx
 
@@ -88,16 +90,24 @@ class ServiceConnection:
                 # Of a port that is too large sockets take the lowest bits: another program's.
                 raise ValueError("its scheme, host or port is wrong")
             text = "no way to {} by the environment (HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE): {}"
-            self.client = httpx.Client(
+            self._open = partial(
+                httpx.Client,
                 base_url=base,
                 headers=headers,
                 timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
                 verify=_trusted_authorities(),
                 transport=transport,
             )
+            self.client = self._open()
         except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             raise InvalidRequestError(text, redact(url), error, field="url") from error
         self._way = "" if transport is not None else _proxy_to(base)
+        _all.add(self)
+
+    def forked(self) -> None:
+        """Leave the connections to the parent: on one that two share, each would read the other's answers."""
+        if not self.client.is_closed:
+            self.client = self._open()
 
     def close(self) -> None:
         self.client.close()
@@ -188,6 +198,17 @@ class ServiceConnection:
                 502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {error}"
             ) from error
         return cast("T", answer)
+
+
+_all: WeakSet[ServiceConnection] = WeakSet()
+
+
+def _in_forked_child() -> None:
+    for connection in list(_all):
+        connection.forked()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _proxy_to(url: httpx.URL) -> str:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import threading
+import warnings
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import flask
@@ -20,7 +26,7 @@ from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
-from resource_manager.rest.connection import PAGE
+from resource_manager.rest.connection import PAGE, ServiceConnection
 from tests.builders import Clock, granted_lease
 from tests.cli.targets import holding
 
@@ -266,3 +272,40 @@ def test_a_command_says_on_stderr_why_its_answer_takes_longer() -> None:
     done = CliRunner().invoke(main, ["queue", "--json"], obj=holding(client))
     assert done.exit_code == 0
     assert re.fullmatch(r"http://localhost has too many calls; asking again in 5\.\d s\n", done.stderr)
+
+
+class _Port(BaseHTTPRequestHandler):
+    """Tell callers from which port of theirs they asked: another one is another connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = json.dumps({"port": self.client_address[1]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_forked_child_has_a_connection_of_its_own() -> None:
+    """On that of its parent each could read the other's answer: a renewal of another lease, for one."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Port)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        connection = ServiceConnection(f"http://127.0.0.1:{server.server_port}", None, 30.0, 0.0)
+        mine = connection.get(dict, "/")
+        assert connection.get(dict, "/") == mine
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python itself, since 3.12
+            child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(connection.get(dict, "/") == mine)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert connection.get(dict, "/") == mine
+        connection.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
@@ -65,9 +67,14 @@ class Transactions:
         self._rules = RuleBook()
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
-        self._replica = Replica(store)
+        self.begin()
+        _open.add(self)
+
+    def begin(self) -> None:
+        """Begin without a replica, as in a forked child: no thread there ends what it began in the parent."""
+        self._replica = Replica(self.store)
         self._commits = GroupCommits(
-            store, self._replica, self._recovery, lock_timeout_s, self.deciding, self._measured
+            self.store, self._replica, self._recovery, self._lock_timeout_s, self.deciding, self._measured
         )
         self._groups = self._commits.groups
 
@@ -286,3 +293,14 @@ def _answer(operation: Operation[T]) -> T:
     if operation.error is not None:
         raise operation.error
     return operation.answer  # type: ignore[return-value]
+
+
+_open: weakref.WeakSet[Transactions] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for transactions in list(_open):
+        transactions.begin()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -821,3 +824,28 @@ def test_an_outage_that_began_before_somebody_asked_is_not_theirs() -> None:
         with pytest.raises(StoreUnavailableError):
             replica.as_of(time.monotonic())
     assert store.reads == 2
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    """As where PyTorch forks its workers while another thread renews the lease: the child hung for good."""
+    transactions = Transactions(WatchedStore(), lock_timeout_s=1.0)
+    inside, over = threading.Event(), threading.Event()
+
+    def slow(cluster: ClusterState, now: float) -> None:
+        inside.set()
+        over.wait(60)
+
+    thread = threading.Thread(target=lambda: transactions.read(slow))
+    thread.start()
+    inside.wait(60)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python itself, since 3.12
+            child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(transactions.read(lambda cluster, now: len(cluster.nodes)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        over.set()
+        thread.join()
