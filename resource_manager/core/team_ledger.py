@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
-from resource_manager.core.teams import Team, Teams
+from resource_manager.core.teams import Team, Teams, milli_of_gpus
 
 LN_2 = math.log(2.0)
 
@@ -77,8 +77,8 @@ class Account:
 
     def __init__(self, team: Team) -> None:
         self.team = team
-        self.guaranteed = round(MILLI_PER_GPU * team.guaranteed)
-        self.limit = None if team.limit is None else round(MILLI_PER_GPU * team.limit)
+        self.guaranteed = milli_of_gpus(team.guaranteed)
+        self.limit = None if team.limit is None else milli_of_gpus(team.limit)
         self.parent: Account | None = None
         self.children: list[Account] = []
         self.allocated = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resource_manager.core.models import PREEMPT_GRACE_S, Amount
+from resource_manager.core.models import MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
 
 DAY_S = 86_400.0
 
@@ -68,6 +68,11 @@ class Teams:
         return self != NO_TEAMS
 
 
+def milli_of_gpus(amount: Amount) -> int:
+    """Return an amount of GPUs in thousandths of one, whose sums are exact."""
+    return round(MILLI_PER_GPU * amount)
+
+
 MAX_LEVELS = 16
 """Most levels of teams: each decision adds up what is above and below one."""
 
@@ -94,7 +99,7 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
         if len(path) > MAX_LEVELS:
             yield team.name, "parent", f"its chain of parents is longer than {MAX_LEVELS - 1}"
             return
-        if team.limit is not None and team.limit < team.guaranteed:
+        if team.limit is not None and milli_of_gpus(team.limit) < milli_of_gpus(team.guaranteed):
             yield (
                 team.name,
                 "limit",
@@ -119,35 +124,36 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
                 )
     for parent in teams.teams:
         children = below_of.get(parent.name, [])
-        promised = sum(team.guaranteed for team in children)
-        below = f"but the teams below it are guaranteed {promised:g}"
-        if promised > parent.guaranteed and parent.guaranteed:
+        promised = sum(milli_of_gpus(team.guaranteed) for team in children)
+        below = f"but the teams below it are guaranteed {promised / MILLI_PER_GPU:g}"
+        if promised > milli_of_gpus(parent.guaranteed) and parent.guaranteed:
             yield parent.name, "guaranteed", f"{parent.guaranteed:g}, {below}"
-        if parent.limit is not None and promised > parent.limit:
+        if parent.limit is not None and promised > milli_of_gpus(parent.limit):
             yield parent.name, "limit", f"{parent.limit:g}, {below}"
         for gpu_type in capacity if parent.guaranteed_by_type else ():
             most = parent.guaranteed_by_type.get(gpu_type, 0)
-            promised = sum(team.guaranteed_by_type.get(gpu_type, 0) for team in children)
-            if promised > most:
-                reason = f"{most:g} {gpu_type}, but the teams below it are guaranteed {promised:g}"
-                yield parent.name, "guaranteed", reason
+            promised = sum(milli_of_gpus(team.guaranteed_by_type.get(gpu_type, 0)) for team in children)
+            below = f"but the teams below it are guaranteed {promised / MILLI_PER_GPU:g}"
+            if promised > milli_of_gpus(most):
+                yield parent.name, "guaranteed", f"{most:g} {gpu_type}, {below}"
     for counted, count in ((None, sum(capacity.values())), *capacity.items()):
         tops = {team.name: _promised(team, below_of, counted) for team in below_of.get("", [])}
-        if (promised := sum(tops.values())) > count:
-            over, what = _first_above(tops, count), counted or "GPUs"
-            reason = f"the guarantees add up to {promised:g} {what}, but the servers have {count}"
-            yield over, "guaranteed", reason
+        if (promised := sum(tops.values())) > MILLI_PER_GPU * count:
+            over, what = _first_above(tops, MILLI_PER_GPU * count), counted or "GPUs"
+            added = f"{promised / MILLI_PER_GPU:g} {what}"
+            yield over, "guaranteed", f"the guarantees add up to {added}, but the servers have {count}"
 
 
-def _promised(team: Team, below_of: Mapping[str, Sequence[Team]], gpu_type: str | None) -> Amount:
-    """Return what a team and those below it are guaranteed together, of that type or in all."""
+def _promised(team: Team, below_of: Mapping[str, Sequence[Team]], gpu_type: str | None) -> int:
+    """Return what a team and those below it are guaranteed together, of that type or in all, in milli."""
     below = sum(_promised(child, below_of, gpu_type) for child in below_of.get(team.name, ()))
-    return max(below, team.guaranteed if gpu_type is None else team.guaranteed_by_type.get(gpu_type, 0))
+    own = team.guaranteed if gpu_type is None else team.guaranteed_by_type.get(gpu_type, 0)
+    return max(below, milli_of_gpus(own))
 
 
-def _first_above(amounts: Mapping[str, Amount], most: Amount) -> str:
+def _first_above(amounts: Mapping[str, int], most: int) -> str:
     """Return the first name at which the sum exceeds `most`."""
-    total: Amount = 0
+    total = 0
     for name, amount in amounts.items():
         total += amount
         if total > most:

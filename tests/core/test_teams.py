@@ -130,6 +130,16 @@ def test_a_parent_and_its_children_promise_the_same_gpus() -> None:
     assert list(check_teams(Teams(typed), CAPACITY)) == []
 
 
+@pytest.mark.parametrize("parent", [Team("p", 0.3), Team("p", limit=0.3), Team("p", 0.1 + 0.2, limit=0.3)])
+def test_parts_of_gpus_add_up_exactly(parent: Team) -> None:
+    """`0.3, but the teams below it are guaranteed 0.3`, it said: 0.1 + 0.2 is more."""
+    teams = Teams((parent, Team("a", 0.1, parent="p"), Team("b", 0.2, parent="p")))
+    assert [*check_teams(teams, CAPACITY)] == []
+    over = Teams(tuple(Team(name, 1.1) for name in "abc"))
+    ((_, _, reason),) = check_teams(over, {"A100": 3})
+    assert reason == "the guarantees add up to 3.3 GPUs, but the servers have 3"
+
+
 def test_rules_are_stated_without_defaults() -> None:
     teams = Teams((Team("a", 3, {"A100": 3}, 4, parent="r"), Team("r")), preemption=True)
     assert stated(teams) == {

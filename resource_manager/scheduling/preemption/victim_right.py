@@ -8,8 +8,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Lease, Request
+from resource_manager.core.models import MAX_PRIORITY, Lease, Request
 from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of, held_milli, milli_of
+from resource_manager.core.teams import milli_of_gpus
 from resource_manager.scheduling.queue.quotas import stays_inside
 
 Share = tuple[tuple[float, float], ...]
@@ -245,7 +246,7 @@ def _level_of(upwards: Sequence[Account]) -> _Level:
         gpu_type: min(
             guaranteed,
             *(
-                round(MILLI_PER_GPU * account.team.guaranteed_by_type.get(gpu_type, 0))
+                milli_of_gpus(account.team.guaranteed_by_type.get(gpu_type, 0))
                 for account in upwards
                 if account.team.guaranteed_by_type
             ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.models import Request
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import (
     Fact,
@@ -20,6 +20,7 @@ from resource_manager.core.refusal import (
     UsedBy,
 )
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
+from resource_manager.core.teams import milli_of_gpus
 
 MAX_HOLDERS = 3
 """Maximum number of those that use a quota among the facts of a refusal."""
@@ -55,7 +56,7 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
         if account.limit is not None and account.allocated + asked > account.limit:
             return Stop(StopKind.LIMIT, account)
     most = own.team.max_gpus_per_owner
-    if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:
+    if most is not None and own.by_owner.get(request.owner, 0) + asked > milli_of_gpus(most):
         return Stop(StopKind.OWNER, own)
     if ledger.rules.preemption and not request.preemptible:
         for account in own.path:
@@ -77,7 +78,7 @@ def types_inside(account: Account, request: Request, requested_milli: int) -> li
     return [
         gpu_type
         for gpu_type in request.gpu_types or typed
-        if account.by_type.get(gpu_type, 0) + requested_milli <= MILLI_PER_GPU * typed.get(gpu_type, 0)
+        if account.by_type.get(gpu_type, 0) + requested_milli <= milli_of_gpus(typed.get(gpu_type, 0))
     ]
 
 

@@ -110,6 +110,17 @@ def test_an_owner_may_hold_so_many_gpus_of_a_team() -> None:
     assert "z" in cluster.leases
 
 
+@pytest.mark.parametrize(
+    "team", [Team("vision", max_gpus_per_owner=1.005), Team("vision", 1.005, {"": 1.005}, limit=8)]
+)
+def test_a_part_of_a_gpu_may_be_used_up(team: Team) -> None:
+    """1000 × 1.005 is 1004.9999999999999 to a computer."""
+    cluster = cluster_of(team, preemption=True)
+    for name, milli in (("x", 1000), ("y", 5), ("z", 1)):
+        submit(cluster, Request(name, 1, milli, team="vision", preemptible=team.guaranteed == 0))
+    assert cluster.leases.keys() == {"x", "y"}
+
+
 def test_a_longer_runtime_than_the_team_allows_is_stopped() -> None:
     cluster = cluster_of(Team("vision", max_runtime_s=7200.0))
     kind, detail = refused(cluster, Request("x", 1, team="vision", expected_runtime_s=10_800.0))
