@@ -43,6 +43,12 @@ def total_capacity(node: Node) -> FreeCapacity:
     return FreeCapacity(dict.fromkeys(gpu_ids, MILLI_PER_GPU), node.resources)
 
 
+def is_short(free: Amount, amount: Amount) -> bool:
+    """Return True if less is free than the amount, by more than sums of floats are out: 0.6 is 3 × 0.2."""
+    lack = amount - free
+    return lack > 0 and (type(lack) is int or lack > 1e-9 * max(1.0, amount))
+
+
 UNSTATED = "gpu_memory_mib"
 """Key of the inventory file that states the memory of a server's GPUs."""
 
@@ -85,7 +91,7 @@ def shortages(node: Node, request: Request, free: FreeCapacity | None = None) ->
         yield Shortage(ShortageKind.GPUS, "gpus", has, request.gpus)
     amounts = node.resources if free is None else free.amounts
     for name, amount in request.resources.items():
-        if amounts.get(name, 0) < amount:
+        if is_short(amounts.get(name, 0), amount):
             yield Shortage(ShortageKind.AMOUNT, name, amounts.get(name, 0), amount)
 
 

@@ -15,6 +15,7 @@ from resource_manager.core.fit import (
     could_ever_fit,
     fits,
     has_labels,
+    is_short,
     pick_gpus,
     total_capacity,
     usable_gpus,
@@ -140,7 +141,7 @@ class NodeState:
             return False
         free = self.free
         for name, amount in request.resources.items():
-            if free.get(name, 0) < amount:
+            if free.get(name, 0) < amount and is_short(free.get(name, 0), amount):
                 return False
         if self.drained is not None or self.silent is not None or self.retired:
             return False
@@ -167,7 +168,7 @@ class NodeState:
         `fit.fits`, made fast, for a request that the node could take when empty.
         """
         for name, amount in request.resources.items():
-            if free.amounts.get(name, 0) < amount:
+            if is_short(free.amounts.get(name, 0), amount):
                 return None
         if request.is_linked:
             ids = usable_gpus(self.node, request, free.gpus)

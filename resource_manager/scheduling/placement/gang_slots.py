@@ -9,6 +9,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     FreeCapacity,
     fits,
+    is_short,
     of_islands,
     total_capacity,
     usable_gpus,
@@ -59,7 +60,7 @@ def slots_now(state: NodeState, request: Request) -> int:
 def _times(free: Amount, amount: Amount, most: int) -> int:
     """Return how often the amount can be taken, subtracted one by one as grants do; at most `most`."""
     count = 0
-    while count < most and free >= amount:
+    while count < most and not is_short(free, amount):
         free -= amount
         count += 1
     return count

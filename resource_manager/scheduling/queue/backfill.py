@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import FreeCapacity
+from resource_manager.core.fit import FreeCapacity, is_short
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
@@ -371,7 +371,8 @@ class Reservations:
         for member in members:
             free = left.get(member.node) or free_of(self._cluster.by_name[member.node])
             left[member.node] = free.minus(request, member.gpu_ids)
-        if all(min((*free.gpus.values(), *free.amounts.values()), default=0) >= 0 for free in left.values()):
+        amounts = (each for free in left.values() for each in (*free.gpus.values(), *free.amounts.values()))
+        if not any(is_short(each, 0) for each in amounts):
             return members
 
         def slots_of(node: NodeState) -> int:

@@ -14,6 +14,7 @@ from resource_manager.core.fit import (
     fits,
     has_labels,
     has_mig_devices_for,
+    is_short,
     lacks_stated_memory,
     shortages,
     total_capacity,
@@ -269,7 +270,7 @@ def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> A
             return (state.free if free else state.node.resources).get(name, 0)
 
         best = max(states, key=has)
-        if has(best) < amount:
+        if is_short(has(best), amount):
             return AmountShort(name, max(has(best), 0), best.name, free)
     return None
 

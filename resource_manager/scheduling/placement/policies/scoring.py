@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import is_short
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.policies.node_states import NodeStates, Trait
@@ -137,7 +138,7 @@ class Ranking:
             if changed_at <= since:
                 break
             number = of_node[index]
-            if free[number] < amount or reach[number] < need:
+            if reach[number] < need or (free[number] < amount and is_short(free[number], amount)):
                 continue
             base = bases.get(number, _UNKNOWN)
             if base is _UNKNOWN:
@@ -151,7 +152,7 @@ class Ranking:
         free, amount = self._scarce
         self._keys = keys = []
         for number in set(states.of_node):
-            if free[number] < amount or reach[number] < need:
+            if reach[number] < need or (free[number] < amount and is_short(free[number], amount)):
                 continue
             mask = members[number]
             first = (mask & -mask).bit_length() - 1
