@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from resource_manager.agent import long_logs
+from resource_manager.agent.probe import MAX_JOBS as MAX_RUNS
 from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.jobs.directories import ending, job_files, job_states, starting
 from resource_manager.jobs.launchers import walls
@@ -37,6 +38,9 @@ MAX_JOBS = 1000
 
 NOT_DONE = {"want": None, "n": None, "error": None, "refusal": None, "began": None, "walls": ""}
 """What is told of a job of which nothing was ordered yet."""
+
+
+STILL_RUNS = {"state": "running", "exit_code": None, "ended_at": None}
 
 
 class OtherAgentError(Exception):
@@ -73,6 +77,7 @@ class AgentJobs:
         self._newest: tuple[str, int] = ("", -1)
         self._pruned_at = self._cut_at = time.monotonic()
         self._uncuttable: set[str] = set()
+        self._marked = job_states.marked_in(self._root)
         self._stop = threading.Event()
         place = starting.prepare(self._root, "probe")
         ending.remove(self._root, "probe")
@@ -109,8 +114,9 @@ class AgentJobs:
     def report(self) -> dict[str, Any]:
         """Return where the jobs are, and their states, for a report."""
         with self._lock:
-            shown = (run for key, run in self._states.items() if key in self._items or not run["ended"])
-            return {"place": self._place, "runs": list(shown)}
+            shown = [run for key, run in self._states.items() if key in self._items or not run["ended"]]
+            shown.sort(key=lambda run: (run["key"] not in self._items, run["state"] != "running"))
+            return {"place": self._place, "runs": shown[:MAX_RUNS]}  # others are told once these are ended
 
     def output(self, key: str, offset: int) -> dict[str, Any]:
         """Return a part of a job's output, as `job_states.logs` does; before 0, from so many bytes on."""
@@ -136,16 +142,16 @@ class AgentJobs:
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):
             try:
-                self._converge()
                 if self._has_changed():
                     self._changed()
+                self._converge()
                 if time.monotonic() - self._cut_at > self._cut_every_s:
                     self._cut_at = time.monotonic()
                     self._cut()
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                     self._pruned_at = time.monotonic()
                     self._prune()
-            except OSError as error:  # a full disk, a folder that is gone
+            except (OSError, RuntimeError) as error:  # a full disk, a folder that is gone, no more threads
                 self._say(f"its jobs cannot be seen: {error}")
                 self._stop.wait(10 * TICK_S)
 
@@ -276,9 +282,11 @@ class AgentJobs:
         found: dict[str, Any] = {"key": key}
         try:
             found |= job_states.status(self._root, key)
+            if found["state"] == "finished" and (before is None or before["state"] != "finished"):
+                found |= self._ending_rest(key, is_new=before is None)
         except OSError as error:  # the job put something else there: it may run
-            unknown = {"exit_code": None, "ended_at": None, "checkpoint_at": None, "preempted": False}
-            found |= {"state": "running", **unknown}
+            unknown = {"checkpoint_at": None, "preempted": False}
+            found |= {**STILL_RUNS, **unknown}
             done = {"error": str(error)[:400], **done}
         if found["state"] != "finished":
             line = ""
@@ -291,6 +299,20 @@ class AgentJobs:
             line = next((each.strip() for each in reversed(lines) if each.strip()), "")
         is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
         return {**found, **NOT_DONE, **done, "last_line": line, "ended": is_ended}
+
+    def _ending_rest(self, key: str, *, is_new: bool) -> dict[str, Any]:
+        """End what a job left behind, such as a process in the background; return how it is until then.
+
+        For a job that is new to this agent not every process of the machine is read: there may be thousands.
+        """
+        directory = job_files.directory_of(self._root, key)
+        is_gone = job_files.is_free if is_new and key not in self._marked else ending.is_gone
+        if is_gone(directory):
+            return {}
+        act = self._acts.get(key)
+        if act is None or act.done():
+            self._acts[key] = self._ending.submit(ending.terminate, self._root, key)
+        return STILL_RUNS
 
     def _walls_file(self, key: str) -> str:
         return os.path.join(job_files.directory_of(self._root, key), "walls")

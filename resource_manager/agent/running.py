@@ -22,6 +22,7 @@ TIMEOUT_S = 2 * probe.PROBE_TIMEOUT_S
 """Limit of a whole run; the probe gives up earlier and says so."""
 
 END_TIMEOUT_S = 10.0
+HANGS = "the probe hangs in the GPU driver and cannot be ended"
 
 
 class NoReportError(ResourceManagerError):
@@ -81,6 +82,7 @@ class RunningProbe:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._hanging: subprocess.Popen[bytes] | None = None
         self._complaint = b""
 
     def report(self, *, with_jobs: bool = False) -> Mapping[str, Any]:
@@ -88,10 +90,15 @@ class RunningProbe:
 
         `with_jobs` it also lists the jobs of the whole machine.
         """
+        if self._hanging is not None and self._hanging.poll() is None:  # another would hang, too
+            return probe.server_report("none", None, [], HANGS)
         if self._process is None:
-            self._process = subprocess.Popen(
-                command("--loop"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command("--loop"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
+            except OSError as error:  # no memory, processes or descriptors are left
+                return probe.server_report("none", None, [], f"the probe could not run: {error}")
             assert self._process.stderr is not None
             os.set_blocking(self._process.stderr.fileno(), False)
             self._complaint = b""
@@ -140,10 +147,12 @@ class RunningProbe:
         with suppress(subprocess.TimeoutExpired):  # a process in a driver that hangs cannot be ended
             process.wait(END_TIMEOUT_S)
         self._read_complaint(process)
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            with suppress(OSError):
+                pipe.close()
         if process.returncode is None:
-            return "the probe hangs in the GPU driver and cannot be ended"
-        with suppress(OSError), process:  # closes its pipes
-            pass
+            self._hanging = process
+            return HANGS
         return _reason(process.returncode, self._complaint.decode("utf-8", "replace"))
 
     def close(self) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
+from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report
 from resource_manager.jobs.directories import ending, job_states
 from resource_manager.jobs.launchers import job_key
@@ -67,7 +71,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
     def open_(**more: Any) -> AgentJobs:
         root = str(tmp_path / "jobs")
-        made.append(AgentJobs("here", root, changed=lambda: None, say=lambda line: None, **more))
+        made.append(AgentJobs("here", root, **{"changed": lambda: None, "say": lambda line: None, **more}))
         return made[-1]
 
     yield open_
@@ -276,6 +280,65 @@ def test_a_full_disk_keeps_a_job_from_starting(small_disk: Path) -> None:
         service.say(service.run(key, "true"))
         refused = service.wait(key, refusal="NotStartedError", state="absent")
     assert "No space left on device" in refused["error"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_job_leaves_behind_is_ended_before_its_end_is_told(
+    opened: Open, tmp_path: Path, restarted: bool
+) -> None:
+    """Its lease ends with it, and nobody else would end that: its GPU would be closed, or another's."""
+    first, key, go_on = Service(opened()), job_key("t", 7), tmp_path / "go on"
+    saves = f"trap 'touch {tmp_path}/saved; exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.02; done"
+    without_lock = f"import subprocess; subprocess.Popen(['/bin/sh', '-c', {saves!r}])"
+    command = (
+        f"{sys.executable} -c {shlex.quote(without_lock)}; while [ ! -e '{go_on}' ]; do sleep 0.02; done"
+    )
+    first.say(first.run(key, command))
+    wait_for((tmp_path / "ready").exists, 10)
+    if restarted:
+        first.jobs.close()
+    go_on.touch()
+    if restarted:
+        wait_for((tmp_path / "jobs" / key / "exit_code").exists)
+    second = Service(opened()) if restarted else first
+    assert second.wait(key, state="finished")["exit_code"] == 0
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_job_starts_once_this_machine_has_threads_again(opened: Open) -> None:
+    said: list[str] = []
+    service, key = Service(opened(say=said.append)), job_key("t", 7)
+    threading.stack_size(2**46)  # which no memory has
+    try:
+        service.say(service.run(key, "exit 3"))
+        wait_for(lambda: bool(said))
+    finally:
+        threading.stack_size(0)
+    assert service.wait(key, state="finished")["exit_code"] == 3
+    assert {*said} == {"its jobs cannot be seen: can't start new thread"}
+
+
+def test_more_jobs_than_a_report_may_have_are_told_one_after_the_other(tmp_path: Path, opened: Open) -> None:
+    """As after a restart: the tombstones of the jobs whose output is kept go earlier than that."""
+    keys = [job_key("t", number + 1) for number in range(MAX_JOBS + 2)]
+    for key in keys:
+        (tmp_path / "jobs" / key).mkdir(parents=True)
+        for name, text in (("lock", ""), ("group", "1"), ("exit_code", "0")):
+            (tmp_path / "jobs" / key / name).write_text(text)
+    service, newest = Service(opened()), job_key("u", len(keys) + 1)
+    wanted = service.run(newest, "sleep 60")
+    service.say(wanted)
+    service.wait(newest, state="running", want="run")
+    report = check_report(json.loads(as_text(reported(1.0, gpu(0), **service.jobs.report()))))
+    assert report.runs is not None
+    assert report.runs[0].key == newest
+    told = [run.key for run in report.runs[1:4]]
+    service.say(wanted, *({"key": key, "want": "forget", "n": ""} for key in told))
+    wait_for(lambda: not any(service.state(key).get("ended") is False for key in told))
+    service.say(wanted)
+    assert len(service.jobs.report()["runs"]) == len(keys) + 1 - len(told)
+    service.say({"key": newest, "want": "stop", "n": "1", "grace_s": 0})
+    service.wait(newest, state="absent")
 
 
 def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from resource_manager import __version__
 from resource_manager.agent.report_format import read_report
+from resource_manager.agent.running import HANGS, RunningProbe
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
 from tests.agent import mps_control
@@ -193,11 +195,61 @@ def test_a_page_of_a_proxy_is_no_answer_whatever_its_status(
     assert said.startswith(f"{service.url} is not a GPU manager: it answered the report with {status} ")
 
 
+def test_the_jobs_of_a_whole_server_are_an_answer(service: Service) -> None:
+    jobs = [{"key": f"j-{number}", "spec": {"environment": {"A": "x" * 2**16}}} for number in range(128)]
+    service.answer = json.dumps({"jobs": jobs}).encode()
+    assert ReportSender(service.url).send({})["jobs"] == jobs
+
+
 def test_a_redirection_is_not_followed(state: State, service: Service) -> None:
     service.status = 302
     _, [said] = rounds(ReportSender(service.url, "gpm_secret"), [])
     assert "302" in said
     assert len(service.requests) == 1
+
+
+def test_a_machine_without_processes_is_reported(state: State) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    running = RunningProbe()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        assert running.report()["error"] == "the probe could not run: [Errno 24] Too many open files"
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert running.report()["error"] is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        running.close()
+
+
+KEPT = (
+    "import ctypes, sys; print(ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0), flush=True); input()"
+)
+"""Program that traces a process (PTRACE_SEIZE): its parent does not see its end before this has ended."""
+
+
+def test_beside_a_probe_that_cannot_be_ended_there_is_no_second_one(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.agent.running.END_TIMEOUT_S", 0.2)
+    running, this = RunningProbe(), psutil.Process()
+    running.report()
+    (pid,) = (child.pid for child in this.children() if "--loop" in child.cmdline())
+    with subprocess.Popen(
+        [sys.executable, "-c", KEPT, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tracer:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != b"0\n":
+            pytest.skip("needs the right to trace processes")
+        state.write(gpu(0), machine=["fail nvmlDeviceGetCount_v2 999"])
+        assert "Unknown" in running.report()["error"]
+        for _ in range(2):
+            assert running.report()["error"] == HANGS
+        assert {child.pid for child in this.children()} == {pid, tracer.pid}
+        assert tracer.stdin is not None
+        tracer.stdin.close()
+    state.write(gpu(0))
+    assert running.report()["error"] is None
+    running.close()
 
 
 def test_a_crash_of_the_library_is_reported_and_the_probe_started_again(
