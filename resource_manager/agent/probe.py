@@ -587,7 +587,8 @@ def read_nvidia_smi(
         pci = plain_pci(values["pci.bus_id"])
         reasons = number_in_hex(values.get("clocks_throttle_reasons.active", ""))
         pending, failed = (yes_or_no(text) for text in remapped.get(values["uuid"], ("", "")))
-        divided = divided or values.get("mig.mode.current") == "Enabled"
+        is_divided = values.get("mig.mode.current") == "Enabled"
+        divided = divided or is_divided
         found.append(
             gpu_of(
                 number_in(values["index"]),
@@ -606,6 +607,7 @@ def read_nvidia_smi(
                 else [text for bit, text in THROTTLE_REASONS.items() if reasons & bit],
                 rows_pending=pending,
                 rows_failed=failed,
+                vendor_state=EMPTY_MIG if is_divided else None,
             )
         )
     if divided:
@@ -654,7 +656,9 @@ def with_migs(gpus: list[Gpu], listed: str) -> list[Gpu]:
                 "uuid": of_mig,
                 "type": f"{gpu['type']}:{profile}",
                 "mig": profile,
-                **dict.fromkeys(("memory_mib", "memory_used_mib", "utilization_percent", "power_w")),
+                **dict.fromkeys(
+                    ("vendor_state", "memory_mib", "memory_used_mib", "utilization_percent", "power_w")
+                ),
             }
             for profile, of_mig in migs.get(gpu["uuid"], ())
         ] or [gpu]
@@ -927,7 +931,7 @@ def jobs_of(pid: str) -> set[str]:
     """Return the keys of jobs in a process's environment, descriptors and cgroup; raises `OSError`."""
     with open(f"/proc/{pid}/environ", "rb") as file:
         found = {key.decode() for key in LOCK.findall(file.read())}
-    with open(f"/proc/{pid}/cgroup") as text:
+    with open(f"/proc/{pid}/cgroup", errors="replace") as text:
         found.update(JOB_KEY.findall(text.read()))
     folder = f"/proc/{pid}/fd/"
     for descriptor in os.listdir(folder):

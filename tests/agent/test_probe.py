@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,26 @@ def test_jobs_are_found_by_their_lock_their_environment_and_their_registration(
             registered.stdout.close()
         for key in keys[:2]:
             launcher.stop(key, 0.0)
+
+
+def test_a_cgroup_whose_name_is_no_text_hides_no_job(loop: Loop, tmp_path: Path) -> None:
+    for group in (b"/sys/fs/cgroup/pids/t\xff", b"/sys/fs/cgroup/t\xff"):  # of version 1, of version 2
+        with suppress(OSError):
+            os.mkdir(group)
+            break
+    else:
+        pytest.skip("needs the right to make a cgroup")
+    key = job_key("grouped", 7)
+    launcher = LocalLauncher(str(tmp_path))
+    try:
+        launcher.start(Job(key, ("sh", "-c", f"echo $$ > {os.fsdecode(group)}/cgroup.procs; exec sleep 300")))
+        in_group = Path(os.fsdecode(group)) / "cgroup.procs"
+        wait_for(lambda: in_group.read_text() != "")
+        assert key in loop.ask("jobs")["jobs"]["keys"]
+    finally:
+        launcher.stop(key, 0.0)
+        wait_for(lambda: in_group.read_text() == "")
+        os.rmdir(group)
 
 
 def hidden(pid: str) -> set[str]:

@@ -93,11 +93,15 @@ def test_nvidia_smi_is_asked_where_the_library_is_missing(texts: Path) -> None:
         (1, uuid_of(0, "MIG"), "A100-SXM4-80GB:1g.10gb", "1g.10gb"),
         (2, uuid_of(1, "MIG"), "A100-SXM4-80GB:3g.40gb", "3g.40gb"),
     ]
-    assert (migs[0]["memory_mib"], migs[0]["utilization_percent"], migs[0]["rows_failed"]) == (
-        None,
-        None,
-        True,
-    )
+    unknown = ("memory_mib", "utilization_percent", "vendor_state")
+    assert [migs[0][name] for name in unknown] == [None, None, None]
+    assert migs[0]["rows_failed"] is True
+
+
+def test_a_gpu_in_mig_mode_without_devices_says_so(texts: Path) -> None:
+    (texts / "list").write_text(f"GPU 1: NVIDIA A100-SXM4-80GB (UUID: {uuid_of(1)})\n")
+    found = [(each.uuid, each.vendor_state) for each in probe_here().gpus]
+    assert found == [(uuid_of(0), None), (uuid_of(1), probe.EMPTY_MIG)]
 
 
 def test_an_older_nvidia_smi_is_asked_for_less(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
