@@ -23,18 +23,19 @@ NOT_INHERITED = re.compile("_?AIRFLOW_(?!HOME$)|GPU_MANAGER_(?!NVML$)")
 # The outer shell exits at once, so that the job has no parent here. It looks for the tombstone when `stop`
 # already sees it, so a start that was halted before starts nothing. If it cannot write `group`, as on a full
 # disk, it starts nothing either, since a job without this file would be started twice. The inner shell writes
-# the exit code; it traps the signals that end the job; a trapped signal is reset to its default in children.
-# A job that is told before its command has begun does not begin: the command would not know of it.
+# the exit code, over blanks: the job may fill the disk. It traps the signals that end the job; a trapped
+# signal is reset to its default in children. A job that is told before its command has begun does not begin:
+# the command would not know of it.
 WRAPPER = """
 ended=$1; shift
 [ ! -e "$ended" ] || exit
-echo $$ > group.new && mv group.new group || exit
+echo "    " > exit_code.new && echo $$ > group.new && mv group.new group || exit
 (
     told=
     trap told=1 TERM INT HUP USR2
     directory=$PWD
     if [ "$told" ]; then (exit 143); else cd "$GPU_JOB_WORKING_DIR" && "$@"; fi
-    echo $? > "$directory/exit_code.new" && mv "$directory/exit_code.new" "$directory/exit_code"
+    echo $? 1<> "$directory/exit_code.new" && mv "$directory/exit_code.new" "$directory/exit_code"
 ) > log 2>&1 &
 """
 

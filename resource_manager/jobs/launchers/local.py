@@ -69,8 +69,8 @@ class LocalLauncher(DirectoryLauncher):
             except BaseException as error:
                 answer.set_exception(error)
 
-        Thread(target=act_there, daemon=True, name=f"look at {key}").start()
         try:
+            Thread(target=act_there, daemon=True, name=f"look at {key}").start()
             return answer.result(time_for(arguments))
         except job_files.RefusedError as error:
             raise refusal(type(error).__name__, str(error), failed) from error

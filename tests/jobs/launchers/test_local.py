@@ -4,13 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_at
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+    job_key,
+    open_at,
+)
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for, wait_until_ended
 
@@ -164,6 +173,13 @@ def test_a_job_on_a_full_disk_is_told_once_and_ended_when_its_grace_is_over(smal
     assert told.read_text() == "x\n"
 
 
+def test_the_exit_code_of_a_job_that_filled_the_disk_is_known(small_disk):
+    launcher = LocalLauncher(str(small_disk))
+    fill = f"dd if=/dev/zero of={small_disk}/filler bs=4096; echo x > {small_disk}/more || exit 3"
+    launcher.start(Job("j", ("/bin/sh", "-c", fill)))
+    assert wait_until_ended(launcher, "j").exit_code == 3
+
+
 def test_a_preempted_job_is_sent_its_signal_once_and_killed_when_its_grace_is_over(launcher, monkeypatch):
     """A SIGTERM just before SIGKILL would begin a second checkpoint that nobody lets end."""
     sent, killpg = [], os.killpg
@@ -199,6 +215,15 @@ def test_a_job_is_running_while_one_of_its_processes_is(launcher, tmp_path):
     assert launcher.status("j").state is JobState.RUNNING
     sleepers()[0].kill()
     assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, None)
+
+
+def test_without_a_thread_for_the_look_the_state_is_unknown(launcher):
+    threading.stack_size(2**46)  # which no memory has
+    try:
+        with pytest.raises(LauncherUnreachableError, match=r"cannot be seen on .*can't start new thread"):
+            launcher.status("j")
+    finally:
+        threading.stack_size(0)
 
 
 def test_a_job_outlives_the_process_that_started_it(launcher, tmp_path):
