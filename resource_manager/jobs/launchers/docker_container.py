@@ -39,6 +39,7 @@ def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
     elif files := device_files(job.vendor, job.gpu_ids):
         options["devices"] = [f"{path}:{path}:rwm" for path in files]
     options |= job.container
+    options.pop("auto_remove", None)  # `stop` does it: before, the container is what tells that the job ran
     if isinstance(binds := options.get("binds", []), list):
         options["binds"] = [*binds, f"{volume_of(job.key)}:{OWN_DIRECTORY}:rw"]
     return options

@@ -237,6 +237,15 @@ def test_a_log_that_the_engine_cannot_read_is_reported_unreachable(launcher, job
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+def test_a_container_that_was_to_remove_itself_runs_once(launcher, job):
+    started = job("exit 3", container={"auto_remove": True})
+    launcher.start(started)
+    wait_for(lambda: launcher.status(started.key) == JobStatus(JobState.FINISHED, 3))
+    assert not launcher.start(started)
+
+
+@pytest.mark.e2e
 @pytest.mark.usefixtures("ssh_server")
 def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatch):
     server = SSHServer(tmp_path)
