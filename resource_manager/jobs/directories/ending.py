@@ -16,7 +16,7 @@ from resource_manager.jobs.directories.job_states import status
 
 BEGINNING_S = 0.2
 KILL_TIMEOUT_S = 10.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def is_gone(directory: str) -> bool:

@@ -240,7 +240,13 @@ def locked(directory: str, mode: int, create: int = 0) -> Iterator[int | None]:
 
     A test of the lock shares it (LOCK_SH), a start does not (LOCK_EX) and makes the file.
     """
-    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | create, 0o600)
+    path = os.path.join(directory, "lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | create, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        descriptor = os.open(path, os.O_RDONLY)  # the disk has become read-only since
     try:
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)

@@ -249,6 +249,21 @@ def test_a_job_on_a_disk_without_room_for_a_tombstone_is_stopped_and_not_started
         assert refuses(launcher, job)
 
 
+def test_a_job_on_a_disk_that_became_read_only_is_seen_and_ended(small_disk, tmp_path):
+    LocalLauncher(str(small_disk)).start(Job("j", ("sleep", "60")))
+    (tmp_path / "read only").mkdir()
+    subprocess.run(["mount", "--bind", str(small_disk), str(tmp_path / "read only")], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(tmp_path / "read only")], check=True)
+        launcher = LocalLauncher(str(tmp_path / "read only"))
+        assert launcher.status("j").state is JobState.RUNNING
+        with pytest.raises(LauncherUnreachableError, match="Read-only file system"):
+            launcher.stop("j", 0.0)
+        assert launcher.status("j") == JobStatus(JobState.FINISHED, None)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path / "read only")], check=True)
+
+
 def fill(disk):
     for number in range(64):
         (disk / f"filler-{number}").touch()
