@@ -243,6 +243,7 @@ def run(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> subproc
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # other jobs of the user may have any name
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:

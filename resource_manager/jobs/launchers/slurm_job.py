@@ -107,7 +107,7 @@ def read_all(root: str, offsets: Mapping[str, int], since: float | None) -> dict
         return {"jobs": jobs, "cluster": "", "records": []}
     records = {record["id"]: record for record in _ended_jobs(root) if record["ended_at"] >= since}
     for key in job_files.jobs_in(root):
-        with suppress(FileNotFoundError):  # it was removed just now, or is not ours
+        with suppress(FileNotFoundError, ValueError):  # it was removed just now, is not ours, or half written
             record = _record(root, key, queue)
             if record:
                 records[record["id"]] = record
@@ -161,7 +161,7 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
     ran = status(root, key)["state"] == "running"
     job_files.bury(root, key)
     terminate(root, key, grace_s)
-    with suppress(FileNotFoundError):  # no job was there, or another process has just stopped it
+    with suppress(FileNotFoundError, ValueError):  # no job was there, or its login node lost its power
         record = _record(root, key, ())
         if record:
             _note_ended(root, record)

@@ -68,6 +68,29 @@ def key(launcher):
 class TestFaults:
     pytestmark = on_slurm
 
+    def test_a_half_written_file_about_one_job_hides_no_other_and_it_can_be_removed(self, launcher, key):
+        launcher.start(shell(key, "sleep 60"))
+        launcher.start(shell(other := job_key(f"{key}/other", 1), "sleep 60"))
+        (Path(launcher.root).expanduser() / other / "about").write_text("")  # its login node lost its power
+        try:
+            assert key in {record["key"] for record in launcher.read_all({}, since=0.0).records}
+        finally:
+            launcher.stop(other, 0.0)
+        assert launcher.status(other).state is JobState.ABSENT
+
+    def test_a_job_of_the_user_whose_name_is_no_text_hides_no_other(self, launcher, key):
+        submitted = subprocess.run(
+            [b"sbatch", b"--parsable", b"--hold", b"--job-name=caf\xe9", b"--wrap=true"],
+            check=True,
+            capture_output=True,
+            cwd="/tmp",
+        )
+        try:
+            launcher.start(shell(key, "sleep 60"))
+            assert said(launcher, key) is not None
+        finally:
+            subprocess.run(["scancel", submitted.stdout.strip()], check=True)
+
     def test_a_submitter_that_dies_between_sbatch_and_its_answer_leaves_one_job(
         self, launcher, key, tmp_path, monkeypatch
     ):
