@@ -67,8 +67,7 @@ class DockerLauncher:
         """Pull a missing image; the port is tested only if the engine is this machine's."""
         check_image("docker", job)
         job_environment(job)
-        failed = f"job {job.key} cannot be started"
-        engine = self._verified(job.key)
+        engine, failed = self._verified(job.key), f"job {job.key} cannot be started"
         with self._reporting(failed, LauncherError):
             docker_volumes.prune_tombstones(self._api, engine)
             self._refuse_ended(job.key)
@@ -304,19 +303,21 @@ class DockerLauncher:
         self._check_place(key)
         failed = f"job {key} could not be told that it is preempted"
         deadline = time.monotonic() + wait_s
+        own_kill_at = None
         while True:
             # Another process may end and remove the job meanwhile, which the next status says.
             with suppress(self._docker.errors.NotFound), self._reporting(failed):
-                found = self._status(key)
-                kill_at = (
-                    docker_volumes.kill_at_of(self._api, key) if found.state is not JobState.ABSENT else None
-                )
+                found, kill_at = self._status(key), own_kill_at
                 if found.state is JobState.ABSENT:
                     self._verified(key)
+                else:
+                    kill_at = docker_volumes.kill_at_of(self._api, key) or own_kill_at
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
-                    docker_volumes.note_grace(self._api, key, time.time() + grace_s)
+                    own_kill_at = time.time() + grace_s
+                    if not docker_volumes.has_noted_grace(self._api, key, own_kill_at):
+                        deadline = math.inf  # no other call knows of it
                     self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
@@ -334,18 +335,25 @@ class DockerLauncher:
         """Write the file that tells a job its grace: empty on a full disk, none if it put a folder there."""
         for text in (f"{grace_s:g}\n", ""):
             with suppress(self._docker.errors.APIError):
-                self._api.put_archive(
-                    key, "/", docker_container.archive_of({docker_container.PREEMPT_FILE: text})
-                )
+                file = docker_container.archive_of({docker_container.PREEMPT_FILE: text})
+                self._api.put_archive(key, "/", file)
                 return
 
     def stop(self, key: str, grace_s: float = 10.0) -> bool:
-        engine = self._verified(key)
-        failed = f"job {key} could not be stopped"
+        engine, failed = self._verified(key), f"job {key} could not be stopped"
         ran = self._status(key).state is JobState.RUNNING
         with self._reporting(failed):
             docker_volumes.prune_tombstones(self._api, engine)
-            docker_volumes.bury(self._api, key)
+            try:
+                docker_volumes.bury(self._api, key)
+            except self._docker.errors.APIError:  # no room is left, which the job may have taken
+                self._end(key, grace_s, failed)
+                docker_volumes.bury(self._api, key)
+        self._end(key, grace_s, failed)
+        return ran
+
+    def _end(self, key: str, grace_s: float, failed: str) -> None:
+        """End a job and remove its container, if there is one."""
         with suppress(self._docker.errors.NotFound), self._reporting(failed):
             self._api.stop(key, timeout=math.ceil(grace_s))
             has_succeeded = self._status(key).exit_code == 0
@@ -359,7 +367,6 @@ class DockerLauncher:
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
                     self._api.remove_volume(docker_volumes.volume_of(key), force=True)
-        return ran
 
     def close(self) -> None:
         """Do nothing: others have the same connection."""

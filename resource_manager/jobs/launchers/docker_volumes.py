@@ -43,9 +43,15 @@ def prune_tombstones(api: Any, engine: Mapping[str, Any]) -> None:
                 api.remove_volume(volume["Name"])
 
 
-def note_grace(api: Any, key: str, kill_at: float) -> None:
-    """Note that the job was told of its preemption, and when its grace is over."""
-    api.create_volume(f"{key}-told", labels={KILL_AT_LABEL: str(kill_at)})
+def has_noted_grace(api: Any, key: str, kill_at: float) -> bool:
+    """Note when the grace of a job's preemption is over; return False if there is no room for that."""
+    from docker.errors import APIError
+
+    try:
+        api.create_volume(f"{key}-told", labels={KILL_AT_LABEL: str(kill_at)})
+    except APIError:
+        return False
+    return True
 
 
 def kill_at_of(api: Any, key: str) -> float | None:
@@ -55,7 +61,7 @@ def kill_at_of(api: Any, key: str) -> float | None:
 
 
 def forget_grace(api: Any, key: str) -> None:
-    """Remove what `note_grace` noted, if it did."""
+    """Remove what `has_noted_grace` noted, if it did."""
     from docker.errors import NotFound
 
     with suppress(NotFound):
