@@ -6,6 +6,7 @@ This file is sent to `python3 -` on a server, with a call of `install` after it.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,11 @@ PYTHON = "/usr/bin/python3"
 
 def install(program: str, files: dict[str, str], settings: str, unit: str) -> None:
     """Write files, settings and unit, and start the unit anew; `program` is this one, for root."""
+    if shutil.which("systemctl") is None:
+        sys.exit("it has no systemctl: have its own init keep gpu-manager agent --server NAME --url URL")
     if os.geteuid() != 0:
+        if shutil.which("sudo") is None:
+            sys.exit("its user is not root, and there is no sudo: --user root")
         done = subprocess.run(["sudo", "-n", sys.executable, "-"], input=program, text=True)
         sys.exit(done.returncode)
     for name, text in files.items():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import resource_manager
+from resource_manager.agent import install
 from resource_manager.cli.agents import PROGRAM
 
 
@@ -20,3 +25,35 @@ def test_the_files_that_a_server_gets_run_without_the_package(tmp_path: Path) ->
     alone = [sys.executable, "-S", "-c", "\n".join(f"import {module}" for module in modules)]
     done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+BWRAP = shutil.which("bwrap")
+
+
+@pytest.mark.skipif(BWRAP is None or os.geteuid() != 0, reason="needs bubblewrap and root")
+@pytest.mark.parametrize(
+    ("programs", "user", "said"),
+    [
+        (
+            (),
+            "0",
+            "it has no systemctl: have its own init keep gpu-manager agent --server NAME --url URL",
+        ),
+        (("systemctl",), "65534", "its user is not root, and there is no sudo: --user root"),
+    ],
+)
+def test_a_server_that_lacks_what_an_installation_needs_says_so_and_stays_as_it_is(
+    programs: tuple[str, ...], user: str, said: str, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    for name in programs:
+        (tmp_path / name).symlink_to("/bin/true")
+    walls = [str(BWRAP), "--ro-bind", "/", "/", "--unshare-user", "--uid", user]
+    python = os.path.realpath(sys.executable)
+    done = subprocess.run(
+        [*walls, "--setenv", "PATH", str(tmp_path), python, "-I", "-S", "-"],
+        input=f"{inspect.getsource(install)}\ninstall('', {{}}, '', '')\n",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, f"{said}\n")
