@@ -127,7 +127,10 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
     there = f"~/.gpu-manager/code/{folder.resolve().name or 'root'}-{mark}"
     program = shlex.join(["python3", "-I", "-S", "-c", THERE, there])
     command = ["ssh", "-T", *SSH_OPTIONS, *options, *destination(address), program]
-    wanted = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    try:
+        wanted = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    except OSError as error:  # another user's, or removed meanwhile
+        raise LauncherError(f"--sync {folder}: not copied to {address}: {error}") from error
     with tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaint)
         assert process.stdin is not None

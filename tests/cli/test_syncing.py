@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,20 @@ def test_what_a_job_made_of_a_file_is_replaced_and_not_read(code: Path, home: Pa
     (code / "train.py").unlink()
     copied(code, home)
     assert (there / "train.py").is_dir(), "it is the job's, and keeps no copy from being made"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None or os.geteuid() != 0, reason="needs bubblewrap and root")
+def test_a_file_that_cannot_be_read_is_one_line(code: Path) -> None:
+    os.chown(code / "train.py", 1, 1)
+    (code / "train.py").chmod(0o600)
+    program = (
+        "from pathlib import Path; from resource_manager.cli.syncing import sync; "
+        f"from resource_manager.jobs.launchers import LauncherError\n"
+        f"try: sync(Path({str(code)!r}), 'server', [])\nexcept LauncherError as error: print(error)"
+    )
+    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-user", "--uid", "1000"]  # without the rights of root
+    done = subprocess.run([*alone, sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.endswith(f"not copied to server: [Errno 13] Permission denied: '{code}/train.py'\n")
 
 
 @pytest.mark.parametrize("answer", ['["/etc/passwd"]', "7", "[[1]]", "null", "{}", "no"])
