@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,6 +127,11 @@ class GPUManagerHook(BaseHook):
         try:
             return self.get_connection(self.gpu_conn_id)
         except AirflowNotFoundException as error:
+            variable = f"AIRFLOW_CONN_{self.gpu_conn_id.upper()}"
+            if os.environ.get(variable):  # Airflow passes over what it cannot read
+                raise AirflowException(
+                    f"connection {self.gpu_conn_id!r}: {variable} is neither JSON nor a URL of a connection"
+                ) from None
             if self.gpu_conn_id == DEFAULT_CONNECTION:
                 return None
             raise AirflowException(

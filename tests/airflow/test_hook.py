@@ -136,6 +136,18 @@ def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
     assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
 
 
+@pytest.mark.parametrize("conn_id", ["gpus", "gpu_manager_default"])
+@pytest.mark.parametrize("text", ['{"conn_type": ', "redis://host:port/0"])
+def test_a_connection_that_airflow_cannot_read_is_no_missing_one(monkeypatch, conn_id, text):
+    """Else the settings would be used, and may name another store."""
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(
+        AirflowException, match=f"^connection '{conn_id}': {variable} is neither JSON nor a URL"
+    ):
+        GPUManagerHook(conn_id).get_conn()
+
+
 def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path, embedded_redis):
     """One process applies the inventory; the connections have only a URL, of the store or of a service."""
     servers = tmp_path / "servers.toml"
