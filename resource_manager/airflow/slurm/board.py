@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -55,10 +56,11 @@ class SlurmBoard:
 
         Raises `LauncherError`.
         """
-        future: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Seen] = loop.create_future()
         self._wanted[key] = (offset, future)
         if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._poll())
+            self._polling = loop.create_task(self._poll(), context=Context())  # in nobody's log
         return await future
 
     async def _poll(self) -> None:
