@@ -57,6 +57,8 @@ def gpu_task(
 ) -> Any:
     """Decorate a function as `@task.gpu(gpus=2)`; see `GPUDecoratedOperator` for the parameters."""
     check_partial(kwargs)  # before the function is mapped, which makes no operator
+    if isinstance(kwargs.get("nodes"), int):
+        GPUDecoratedOperator.require_one_server(kwargs["nodes"])
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

@@ -45,11 +45,14 @@ class LeasedOperator(RunsInWorker):
     gpu_defaults: ClassVar[Mapping[str, Any]]
     """What the class asks for, but for templates, as values of JSON."""
     gpu_demand: Mapping[str, Any]
+    made_by: ClassVar[partial[Any]]
     task_id: str
 
     @classmethod
     def partial(cls, **arguments: Any) -> Any:
         """Return the mapped form of the operator, as of Airflow's, which tells what its class asks for."""
+        asked = {name: value for name, value in cls.made_by.keywords.items() if name in FIELDS}
+        _with_own(str(arguments.get("task_id", "partial")), asked, arguments.get("gpu_demand"))
         return cast(Any, super()).partial(gpu_defaults=cls.gpu_defaults, **arguments)
 
     def given_fields(self) -> dict[str, Any]:
@@ -225,6 +228,15 @@ def _check_names(operator: type, names: Iterable[str]) -> None:
         raise TypeError(f"with_gpus: {operator.__name__} has its own {', '.join(sorted(clash))}")
 
 
+def _with_own(operator: str, demand: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the demand of a class with the fields that a task replaces, checked."""
+    if not isinstance(own or {}, Mapping):
+        raise TypeError(f"{operator}: gpu_demand must be a dictionary, got {own!r:.100}")
+    given = {**demand, **(own or {})}
+    check_at_parse(operator, given)
+    return given
+
+
 def _as_json(value: Any) -> Any:
     """Return a time as a value of JSON: Airflow 3.0 makes one text of a dictionary with any other."""
     if isinstance(value, timedelta):
@@ -249,10 +261,7 @@ def _subclass(
             raise
         _check_names(operator, vars(self))
         self.start_from_trigger = False  # the lease comes first
-        if not isinstance(gpu_demand or {}, Mapping):
-            raise TypeError(f"{self.task_id}: gpu_demand must be a dictionary, got {gpu_demand!r:.100}")
-        given = {**demand, **(gpu_demand or {})}
-        check_at_parse(self.task_id, given)
+        given = _with_own(self.task_id, demand, gpu_demand)
         self.gpu_demand = {name: _as_json(value) for name, value in given.items()}
 
     members = {
