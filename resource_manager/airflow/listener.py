@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from resource_manager.airflow.announcing import announce, tasks_to_come
 from resource_manager.airflow.hook import GPUManagerHook
-from resource_manager.airflow.task_results import drop_end
+from resource_manager.airflow.task_results import drop_collected, drop_end
 from resource_manager.core.announced import run_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
@@ -55,6 +55,12 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
 
 @hookimpl
 def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
+    """Drop what was kept of a training that Airflow has now; a DAG with one has the module."""
+    training = sys.modules.get("resource_manager.airflow.operators.training")
+    if training is not None and isinstance(task_instance, RuntimeTaskInstance):
+        if isinstance(task_instance.task, training.GPUTrainingOperator):
+            drop_collected(task_instance)
+        return
     _task_ended(task_instance)
 
 

@@ -1,15 +1,22 @@
 """Ends of tasks that no worker has collected yet, one Airflow Variable each: Airflow encrypts them.
 
 An end is kept before the lease is released. So if its event is lost, or the worker that collects it, the next
-trigger fires it again, also in the next try, and nothing runs twice. XComs do not outlive their try.
+trigger fires it again, also in the next try, and nothing runs twice. XComs do not outlive their try. A
+success is kept until Airflow has it: what is left of a try then, such as the XCom with its result, may fail.
 """
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from resource_manager.airflow.task_trigger.events import TaskEnd
+from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.storage.airflow_variable.access import CurrentAccess
 from resource_manager.storage.once import digest
+
+logger = logging.getLogger(__name__)
 
 
 def keep_end(identity: TaskIdentity, end: TaskEnd) -> TaskEnd:
@@ -34,6 +41,14 @@ def kept_end(identity: TaskIdentity) -> TaskEnd | None:
 def drop_end(identity: TaskIdentity) -> None:
     """Drop the end, if there is one: it was collected, or shall not be."""
     CurrentAccess().delete(_key(identity))
+
+
+def drop_collected(task_instance: Any) -> None:
+    """Drop the end of a task whose worker has collected it; what fails is only logged."""
+    try:
+        drop_end(TaskIdentity.of(task_instance, instance_id()))
+    except Exception as error:
+        logger.warning("the end of this task may be collected again by its next try: %s", error)
 
 
 def _text(end: TaskEnd) -> str:

@@ -15,7 +15,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.providers.standard.operators.bash import BashOperator
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
+    from resource_manager.airflow import listener
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import (
@@ -62,15 +64,35 @@ def test_a_try_needs_a_worker_twice_to_ask_and_to_collect(manager, gpu_launcher)
     assert runs == ["asks", "collects"]
 
 
+def in_worker(operator):
+    """Return the task instance as listeners in its worker get it."""
+    fields: dict[str, Any] = {"task": operator, **vars(context_of()["ti"])}
+    return RuntimeTaskInstance.model_construct(**fields)
+
+
 @pytest.mark.parametrize("exit_code", [0, 3])
-def test_an_end_is_kept_until_a_worker_has_collected_it(manager, gpu_launcher, variables, exit_code):
+def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, exit_code):
+    """What is left of a try may fail, such as the XCom with the result: then the job does not run again."""
     gpu_launcher.ends("train", exit_code=exit_code)
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
     event = fire(asked(operator))
     assert len(variables) == 1
     with suppress(AirflowException):
         operator.execute_ended(context_of(), event)
+    assert len(variables) == (exit_code == 0), "the next try of a job that failed is a new one"
+    listener.on_task_instance_failed(previous_state=None, task_instance=in_worker(operator), error=None)
+    listener.on_task_instance_success(previous_state=None, task_instance=in_worker(BaseOperator(task_id="t")))
+    assert len(variables) == (exit_code == 0)
+    listener.on_task_instance_success(previous_state=None, task_instance=in_worker(operator))
     assert variables == {}
+
+
+def test_a_run_that_is_made_again_does_not_take_an_end_of_the_deleted_one(manager, gpu_launcher, variables):
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
+    fire(asked(operator))
+    assert len(variables) == 1
+    fire(asked(operator))
+    assert len(gpu_launcher.jobs) == 2
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
@@ -78,16 +100,18 @@ def test_a_retry_collects_the_end_that_no_worker_has_collected_and_asks_for_noth
     manager, gpu_launcher, variables, exit_code
 ):
     gpu_launcher.ends("train", exit_code=exit_code, output='{"loss": 0.25}\n')
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", retries=1)
-    fire(asked(operator, max_tries=1))  # its event is lost
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", retries=2)
+    fire(asked(operator, max_tries=2))  # its event is lost
     before = manager.history()
-    in_retry = context_of(try_number=2, max_tries=1)
+    in_retry = context_of(try_number=2, max_tries=2)
     if exit_code:
         with pytest.raises(AirflowException, match="exit code 3"):
             operator.execute(in_retry)
     else:
         assert operator.execute(in_retry) == {"loss": 0.25}
-    assert (manager.history(), variables) == (before, {})
+        again = context_of(try_number=3, max_tries=2)
+        assert operator.execute(again) == {"loss": 0.25}, "Airflow could not store the result"
+    assert (manager.history(), len(variables)) == (before, exit_code == 0)
 
 
 def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_launcher, variables):
@@ -104,6 +128,10 @@ def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_
         ({"container": {"callback": print}}, "container cannot be stored with the request: .*builtin"),
         ({"command": 70_000 * "x"}, "have 70,[0-9]+ bytes together, at most 65,536"),
         ({"command": None}, "command is missing: only an image has one of its own"),
+        (
+            {"env": "{'A': '1'}"},
+            "^env must be a dictionary, got a str: a template gives one only in a DAG with ",
+        ),
     ],
 )
 def test_what_cannot_be_handed_to_the_triggerer_is_refused_before_it_asks(manager, wrong, reason):

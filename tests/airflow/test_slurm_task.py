@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,15 +14,16 @@ import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
 from resource_manager.airflow.slurm import board
+from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError
-from resource_manager.jobs.launchers.slurm import Look, Seen
+from resource_manager.jobs.launchers.slurm import Look, Said, Seen
 from resource_manager.manager.demand import Demand
-from tests.airflow.tasks import TASK, fire
+from tests.airflow.tasks import TASK, context_of, deferral, fire
 
 SENT = {"gpus", "cpus", "resources", "gpu_types", "nodes", "team", "owner", "expected_runtime"} | {
     "preempt_grace",
@@ -51,6 +53,13 @@ def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: obj
     operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1, **given)
     with pytest.raises(AirflowFailException, match=f"^{name} has no meaning on Slurm: leave it out"):
         _batch_request(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_options_that_a_template_gave_as_text_are_refused() -> None:
+    operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1)
+    vars(operator)["slurm"] = "{'qos': 'high'}"  # as rendered
+    with pytest.raises(AirflowFailException, match=r"^slurm must be a dictionary, got a str: a template"):
+        _batch_request(operator, {}, TASK)
 
 
 @pytest.fixture
@@ -120,3 +129,64 @@ def test_an_error_of_airflows_own_ends_no_watch_on_slurm(monkeypatch: Any, pause
     pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
     event = fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
     assert (event["offset"], fails) == (0, [])
+
+
+def test_the_look_at_slurm_is_in_nobodys_context(monkeypatch: Any, pause: Any) -> None:
+    """Else what is said of all jobs is in the log of the task that came first."""
+    task_of_log, seen = ContextVar("task_of_log", default=""), []
+
+    class Launcher:
+        def __init__(self, place: JobPlace) -> None: ...
+
+        def read_all(self, offsets: dict[str, int], since: float | None) -> Look:
+            seen.append(task_of_log.get())
+            return Look({key: Seen("", 0, JobStatus(JobState.FINISHED, 0), None) for key in offsets}, "", [])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(board, "SlurmLauncher", Launcher)
+    pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
+    task_of_log.set("first")
+    fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    assert seen == [""]
+
+
+def test_a_result_that_airflow_could_not_store_is_taken_by_the_next_try(
+    monkeypatch: Any, manager: Any, variables: dict[str, str]
+) -> None:
+    jobs: dict[str, JobState] = {}
+
+    class Launcher:
+        def __init__(self, place: JobPlace) -> None: ...
+
+        def current(self, lease_id: str) -> str:
+            return next(
+                (key for key, state in jobs.items() if state != JobState.ABSENT), f"job-{len(jobs) + 1}"
+            )
+
+        def status(self, key: str) -> JobStatus:
+            return JobStatus(jobs.get(key, JobState.ABSENT))
+
+        def start(self, job: Any) -> None:
+            jobs[job.key] = JobState.FINISHED
+
+        def stop(self, key: str) -> None:
+            jobs[key] = JobState.ABSENT
+
+        def read_all(self, offsets: dict[str, int], since: float | None = None) -> Look:
+            words = {"reason": "", "wait": "", "where": "n1", "end": "", "partition": ""}
+            said = Said(id="7", state="COMPLETED", never=False, begins_at=None, **words)
+            return Look({key: Seen("", 0, JobStatus(JobState.FINISHED, 0), said) for key in offsets}, "", [])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(slurm_task, "SlurmLauncher", Launcher)
+    monkeypatch.setattr(slurm_task, "publish", lambda *_: None)
+    operator = GPUTrainingOperator(task_id="t", launcher="slurm", command="true", gpus=1, retries=1)
+    deferral(lambda: operator.execute(context_of(max_tries=1)))
+    event = {"offset": 0, "last_line": '{"loss": 1}', "reasons": []}
+    assert operator.execute_on_slurm(context_of(max_tries=1), event) == {"loss": 1}
+    assert operator.execute(context_of(try_number=2, max_tries=1)) == {"loss": 1}
+    assert len(jobs) == 1
+    deferral(lambda: operator.execute(context_of(try_number=3, max_tries=3)))
+    assert len(jobs) == 2, "it was cleared"

@@ -485,6 +485,11 @@ def by_decorator(**arguments):
     train()
 
 
+def test_a_mapped_function_for_several_servers_is_refused_when_the_dag_is_parsed():
+    with pytest.raises(ValueError, match=r"nodes=2: @task\.gpu runs one function in one worker"):
+        task.gpu(gpus=1, nodes=2)(lambda x: x).expand(x=[1])
+
+
 def by_lease(**arguments):
     with gpu_lease(**arguments):
         pass
@@ -500,6 +505,9 @@ WAYS = {
     "with_gpus": lambda **given: with_gpus(BashOperator, **given)(task_id="t", bash_command="true"),
     "gpu_demand": lambda **given: with_gpus(BashOperator, gpus=1)(
         task_id="t", bash_command="true", gpu_demand=given
+    ),
+    "gpu_demand, mapped": lambda **given: (
+        with_gpus(BashOperator, gpus=1).partial(task_id="t", gpu_demand=given).expand(bash_command=["true"])
     ),
     "GPUAvailableSensor": lambda **given: GPUAvailableSensor(task_id="t", **given),
     "sensor, mapped": lambda **given: GPUAvailableSensor.partial(task_id="t", **given).expand(cpus=[1]),
@@ -549,12 +557,31 @@ def test_templates_are_left_for_the_task(way):
         ),
         ({"max_wait": 60}, "t: max_wait must be a timedelta, got 60"),
         ({"unreachable_timeout": "1h"}, "t: unreachable_timeout must be a timedelta, got '1h'"),
+        ({"env": "A=1"}, "t: env must be a dictionary, got a str"),
+        ({"launcher": "docker", "image": "train:1", "container": ["ipc"]}, "t: container must be a dict"),
+        ({"start_attempts": 0}, "t: start_attempts must be 1 or more, got 0"),
+        ({"done_when": "any"}, "t: done_when must be one of all, rank0, got 'any'"),
     ],
 )
 def test_a_wrong_launcher_or_duration_is_found_when_the_dag_is_parsed(wrong, words):
     with pytest.raises((TypeError, ValueError), match=words):
         GPUTrainingOperator(task_id="t", gpus=1, **wrong)
-    GPUTrainingOperator(task_id="t", gpus=1, command="true", launcher="{{ params.launcher }}")
+    templates: Any = {"launcher": "{{ params.launcher }}", "env": "{{ params.env }}"}
+    GPUTrainingOperator(task_id="t", gpus=1, command="true", **templates)
+    given = {"launcher": "", "image": "", **wrong}
+    with pytest.raises((TypeError, ValueError), match=words):
+        GPUTrainingOperator.partial(task_id="t", gpus=1, **given).expand(cpus=[1])
+
+
+def test_what_a_mapped_task_is_given_by_expand_is_not_missed_by_the_rest():
+    partial = partial_of(launcher="docker").expand(image=["a", "b"])
+    assert partial.is_mapped
+    partial_of(slurm={"qos": "high"}, container={}).expand(launcher=["slurm"])
+    partial_of(image="train:1", container={"ipc": "host"}).expand(launcher=["docker", ""])
+
+
+def partial_of(**given):
+    return GPUTrainingOperator.partial(task_id="t", gpus=1, command="true", **given)
 
 
 @pytest.mark.parametrize("empty", ["", (), None])

@@ -6,15 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from enum import StrEnum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.slurm.trigger import end_unless_wanted
-from resource_manager.airflow.task_demand import check_duration, end_lease, is_literal, owner_of
-from resource_manager.airflow.task_results import drop_end, kept_end
+from resource_manager.airflow.task_demand import (
+    check_duration,
+    dictionary_of,
+    end_lease,
+    is_literal,
+    owner_of,
+)
+from resource_manager.airflow.task_results import drop_collected, drop_end, kept_end
 from resource_manager.airflow.task_state import identity_of, is_wanted
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.task_trigger.plan import TaskPlan
@@ -36,6 +41,8 @@ from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.recorded_changes import LEASE_GONE
+
+DICTIONARIES = ("env", "container", "slurm")
 
 NO_COMMAND = "command is missing: only an image has one of its own"
 
@@ -85,6 +92,12 @@ class GPUTrainingOperator(GPUOperator):
     ui_color = "#d9ead3"
     default_ttl = timedelta(minutes=2)
 
+    @classmethod
+    def partial(cls, **arguments: Any) -> Any:
+        """Return the mapped form of the operator, as of Airflow's, with its arguments checked."""
+        _check_job(str(arguments.get("task_id", "partial")), arguments)
+        return super().partial(**arguments)
+
     def __init__(
         self,
         *,
@@ -113,18 +126,13 @@ class GPUTrainingOperator(GPUOperator):
         self.container = container
         self.slurm = slurm
         self.unreachable_timeout = unreachable_timeout
-        check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
-        _check_launcher(self.task_id, launcher, image, container, slurm)
-        if not (command or image):
-            raise ValueError(f"{self.task_id}: {NO_COMMAND}")
-        self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
-        self.done_when = _one_of(DoneWhen, "done_when", done_when)
-        if not isinstance(start_attempts, int) or start_attempts < 1:
-            raise ValueError(f"start_attempts must be 1 or more, got {start_attempts!r}")
-        if not isinstance(stale_grace_s, int | float) or not 0 <= stale_grace_s < math.inf:
-            raise ValueError(f"stale_grace_s must be a number of seconds from 0 on, got {stale_grace_s!r}")
+        self.startup_order = startup_order
+        self.done_when = done_when
         self.start_attempts = start_attempts
         self.stale_grace_s = stale_grace_s
+        _check_job(self.task_id, vars(self))
+        if not (command or image):
+            raise ValueError(f"{self.task_id}: {NO_COMMAND}")
         self.restart_on_clear = restart_on_clear
         self._identity: TaskIdentity | None = None
         self._asked_by = ""
@@ -133,7 +141,8 @@ class GPUTrainingOperator(GPUOperator):
         """Ask for GPUs, and leave the worker: the trigger goes on until the job's result is known."""
         if self.launcher == slurm_task.NAME:
             self._identity, _ = identity_of(context)
-            return slurm_task.begin(self, context)
+            end = self._uncollected(context, self._identity)
+            return slurm_task.begin(self, context) if end is None else _value(end.last_line)
         return self.execute_request(context, {})
 
     def execute_on_slurm(self, context: Any, event: dict[str, Any]) -> Any:
@@ -146,18 +155,15 @@ class GPUTrainingOperator(GPUOperator):
             self._identity, plain_identity = identity_of(context)
             self._asked_by = owner_of(self, context)
             manager, after_token = self.manager, 0
-            if is_first_try_since_cleared(context["ti"], self.retries or 0):
-                drop_end(self._identity)
-                if self.restart_on_clear:
-                    self.log.info("the task was cleared: its job of before ends, and a new one starts")
-                    after_token = end_lease(manager, self._identity, self._asked_by)
-            elif context["ti"].try_number > 1 and (end := kept_end(self._identity)) is not None:
-                self.log.info("the job of an earlier try has ended, and no worker has collected its end")
+            if (end := self._uncollected(context, self._identity)) is not None:
                 return self.execute_ended(context, end.plain())
+            if self.restart_on_clear and self._is_cleared(context):
+                self.log.info("the task was cleared: its job of before ends, and a new one starts")
+                after_token = end_lease(manager, self._identity, self._asked_by)
             job, labels = self.job_template(), {}
             labels["launcher"] = job.launcher_name
-            if self.startup_order is not StartupOrder.TOGETHER:
-                labels[ORDER_LABEL] = self.startup_order.value
+            if self.startup_order != StartupOrder.TOGETHER:
+                labels[ORDER_LABEL] = str(self.startup_order)
             demand, _ = self.request(context, manager, labels=labels)
         timeout = self.execution_timeout
         plan = TaskPlan(
@@ -168,7 +174,7 @@ class GPUTrainingOperator(GPUOperator):
             max_wait_s=self.max_wait_s,
             timeout_s=None if timeout is None else timeout.total_seconds(),
             unreachable_s=self.unreachable_timeout.total_seconds(),
-            done_when=self.done_when,
+            done_when=DoneWhen(self.done_when),
             start_attempts=self.start_attempts,
             stale_grace_s=self.stale_grace_s,
         )
@@ -176,6 +182,18 @@ class GPUTrainingOperator(GPUOperator):
             trigger=TaskTrigger(plain_identity, plan.to_dict(), self.gpu_conn_id, after_token),
             method_name="execute_ended",
         )
+
+    def _is_cleared(self, context: Any) -> bool:
+        return is_first_try_since_cleared(context["ti"], self.retries or 0)
+
+    def _uncollected(self, context: Any, identity: TaskIdentity) -> TaskEnd | None:
+        """Return an earlier try's end that Airflow does not have; drop one of before this run or clear."""
+        if context["ti"].try_number == 1 or self._is_cleared(context):
+            drop_end(identity)
+            return None
+        if (end := kept_end(identity)) is not None:
+            self.log.info("the job of an earlier try has ended, and Airflow does not have its end")
+        return end
 
     def job_template(self) -> JobTemplate:
         """Return the job; raises `AirflowFailException` if it cannot be handed to the triggerer."""
@@ -186,7 +204,7 @@ class GPUTrainingOperator(GPUOperator):
         job = JobTemplate(
             command=("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given)),
             image=self.image or "",
-            env={name: str(value) for name, value in (self.env or {}).items()},
+            env={name: str(value) for name, value in dictionary_of(self, "env").items()},
             launcher=self.launcher or "",
             conn_id=self.launcher_conn_id,
             container=self.container or {},
@@ -203,15 +221,8 @@ class GPUTrainingOperator(GPUOperator):
         try:
             return self._result(context, end)
         finally:
-            self._collected(context)
-
-    def _collected(self, context: Any) -> None:
-        """Drop the end that was kept until now: the next try is a new one."""
-        identity, _ = identity_of(context)
-        try:
-            drop_end(identity)
-        except Exception as error:
-            self.log.warning("the end of this task may be collected again by its next try: %s", error)
+            if not end.has_succeeded:  # a success is dropped once Airflow has it, by the listener
+                drop_collected(context["ti"])
 
     def _result(self, context: Any, end: TaskEnd) -> Any:
         if end.waited_s is not None:
@@ -266,37 +277,38 @@ class GPUTrainingOperator(GPUOperator):
             raise AirflowTaskTerminated("the task was ended in Airflow")
 
 
-def _check_launcher(
-    task_id: str,
-    launcher: str,
-    image: str,
-    container: Mapping[str, Any] | None,
-    slurm: Mapping[str, str] | None,
-) -> None:
-    """Raise `ValueError` for a launcher that is unknown, or for another job, if no template gives it."""
+def _check_job(operator: str, given: Mapping[str, Any]) -> None:
+    """Raise `TypeError` or `ValueError` for a wrong parameter of a job, where no template gives it.
+
+    Those that are not there are given when a task is mapped. `operator` begins the error.
+    """
+    check_duration(operator, "unreachable_timeout", given.get("unreachable_timeout"))
+    for name in DICTIONARIES:
+        value = given.get(name)
+        if value and is_literal(value) and not isinstance(value, Mapping):
+            raise TypeError(f"{operator}: {name} must be a dictionary, got a {type(value).__name__}")
+    for name, choices in {"startup_order": StartupOrder, "done_when": DoneWhen}.items():
+        if name in given and given[name] not in [*choices]:
+            raise ValueError(f"{operator}: {name} must be one of {', '.join(choices)}, got {given[name]!r}")
+    attempts, grace_s = given.get("start_attempts", 1), given.get("stale_grace_s", 0.0)
+    if not isinstance(attempts, int) or attempts < 1:
+        raise ValueError(f"{operator}: start_attempts must be 1 or more, got {attempts!r}")
+    if not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
+        raise ValueError(f"{operator}: stale_grace_s must be a number of seconds from 0 on, got {grace_s!r}")
+    launcher: Any = given.get("launcher")
     if not is_literal(launcher):
         return
     if launcher and launcher not in LAUNCHERS:
-        raise ValueError(f"{task_id}: launcher must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
-    if slurm and launcher != slurm_task.NAME:
-        raise ValueError(f"{task_id}: slurm is for launcher={slurm_task.NAME!r}, got {launcher!r}")
-    if container and launcher not in ("", "docker"):
-        raise ValueError(f"{task_id}: container is for launcher='docker', got {launcher!r}")
+        raise ValueError(f"{operator}: launcher must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
+    if given.get("slurm") and launcher != slurm_task.NAME:
+        raise ValueError(f"{operator}: slurm is for launcher={slurm_task.NAME!r}, got {launcher!r}")
+    if given.get("container") and launcher not in ("", "docker"):
+        raise ValueError(f"{operator}: container is for launcher='docker', got {launcher!r}")
     try:
-        check_image(launcher, Job(task_id, (), image=image))
+        if "image" in given or launcher != "docker":
+            check_image(launcher, Job(operator, (), image=given.get("image", "")))
     except LauncherError as error:
-        raise ValueError(f"{task_id}: {error}") from None
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _one_of(choices: type[Choice], name: str, value: str) -> Choice:
-    """Return the choice of that value; raises `ValueError`."""
-    try:
-        return choices(value)
-    except ValueError:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}") from None
+        raise ValueError(f"{operator}: {error}") from None
 
 
 def _value(line: str) -> Any:

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from resource_manager.airflow.slurm.trigger import SlurmEvent, SlurmTrigger, copy_output
-from resource_manager.airflow.task_demand import asked_by_attributes, demand_of
+from resource_manager.airflow.task_demand import asked_by_attributes, demand_of, dictionary_of
+from resource_manager.airflow.task_results import keep_end
 from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
@@ -85,6 +87,8 @@ def go_on(operator: Any, context: Any, event: Mapping[str, Any]) -> Any:
             key = launcher.current(identity.lease_id)
             seen, last_line = _rest_of_output(operator, launcher, key, end)
             if seen.said is not None and not seen.goes_on:
+                if seen.status.exit_code == 0 and seen.said.state != "PREEMPTED":
+                    keep_end(identity, TaskEnd(state=EndState.JOB_ENDED, exit_code=0, last_line=last_line))
                 launcher.stop(key)
                 _publish(operator, launcher)
     except LauncherError as error:
@@ -155,7 +159,7 @@ def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> Batch
         memory_mib=memory_mib,
         time_s=expected_s if timeout is None else timeout.total_seconds(),
         grace_s=demand.preempt_grace,
-        options=operator.slurm,
+        options=dictionary_of(operator, "slurm"),
         about={
             "task_id": identity.lease_id,
             "labels": {**demand.labels, **identity.labels},
