@@ -201,9 +201,32 @@ class _Planning:
         stayed = [node.name for node in nodes if node.name in present]
         if stayed != [node.name for node in stored if node.name in names]:
             self._say("~", "the order of the servers")
+        self._refuse_leased_twice(nodes)
         if nodes != stored:
             self.made.changes += replacement(self._cluster, nodes, self._now, self.made.lines[said:])
         return nodes
+
+    def _refuse_leased_twice(self, nodes: Sequence[Node]) -> None:
+        """Refuse servers with GPUs that leases hold under another name, as of one that gets a new name."""
+        after = {node.name: node.address for node in nodes}
+        before = {state.name: state.node.address for state in self._cluster.nodes}
+        held: dict[str, NodeState] = {}
+        """The servers with leases by UUIDs of the GPUs, and by addresses that they lose."""
+        for state in self._cluster.nodes:
+            for lease in state.leases.values():
+                for member in lease.on(state.name):
+                    known = (state.gpu_uuids.get(gpu_id, "") for gpu_id in member.gpu_ids)
+                    held |= dict.fromkeys((*member.gpu_uuids, *known), state)
+            if state.leases and after.get(state.name) != state.node.address:
+                held[state.node.address] = state
+        held.pop("", None)
+        for number, node in enumerate(nodes):
+            address = [node.address] if before.get(node.name) != node.address else []
+            keys = (*address, *(gpu.uuid for gpu in node.gpus))
+            other = next((held[key] for key in keys if key in held and held[key].name != node.name), None)
+            if other is not None:
+                why = f"it has GPUs of {other.name}, on which {_leases(len(other.leases))} must end before"
+                self._refuse("~", f"server {node.name}", why, f"servers.{number}")
 
     def _with_known(self, number: int, node: Node) -> Node:
         """Return the node with what is known of its GPUs and its file does not say."""

@@ -164,6 +164,42 @@ def test_a_server_with_leases_retires_if_it_is_named(manager: GPUResourceManager
         manager.diff(of_b, retire)
 
 
+@pytest.mark.parametrize(
+    "same", [{"gpus": 1, "address": "10.0.0.1"}, {"gpus": [{"count": 1, "uuids": ["GPU-1"]}]}]
+)
+def test_a_server_with_leases_gets_no_other_name(manager: GPUResourceManager, same: Any) -> None:
+    """Its GPUs were given to others at once: by that name they were free."""
+
+    def named(name: str) -> ClusterForm:
+        return form(servers=[{"name": name, "cpus": 8, **same}])
+
+    manager.apply(named("gpu-a"))
+    manager.allocate("x", 1)
+    retire = ApplyOptions(retire=("gpu-a",))
+    for options, before in ((retire, "gpu-a"), (None, "b")):
+        with pytest.raises(InvalidRequestError) as refused:
+            manager.apply(named("gpu-b"), options)
+        assert str(refused.value) == (
+            "server gpu-b: it has GPUs of gpu-a, on which 1 lease must end before"
+        ), before
+        manager.apply(form(servers=[{"name": "b", "gpus": 2, "cpus": 8}]), options)
+    manager.release("x")
+    assert manager.apply(named("gpu-b"))["changed"]
+
+
+def test_two_servers_with_leases_do_not_change_names(manager: GPUResourceManager) -> None:
+    def at(*addresses: str) -> ClusterForm:
+        names = zip(TWO_SERVERS["servers"], addresses, strict=True)
+        return form(servers=[{**server, "address": address} for server, address in names])
+
+    manager.apply(at("10.0.0.1", "10.0.0.2"))
+    manager.allocate("x", 1, server="a")
+    with pytest.raises(InvalidRequestError, match="server b: it has GPUs of a, on which 1 lease must end"):
+        manager.apply(at("10.0.0.2", "10.0.0.1"))
+    assert manager.apply(at("10.0.0.3", "10.0.0.2"))["changed"]
+    assert manager.apply(at("10.0.0.3", "10.0.0.3"))["changed"], "that one gets it, and the other keeps it"
+
+
 def test_the_second_of_two_people_is_told_that_the_cluster_changed(manager: GPUResourceManager) -> None:
     mine, theirs = form(cluster={"order": "fifo"}), form(cluster={"order": "srtf"})
     shown = [manager.diff(each)["revision"] for each in (mine, theirs)]
