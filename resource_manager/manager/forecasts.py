@@ -60,6 +60,9 @@ ENOUGH_OUTCOMES = 100
 
 TOLERANCE = 0.05
 
+MARGIN_S = 1.0
+"""Part of each interval at both its ends: a grant takes a moment, and so does asking for it."""
+
 FIRST_OFFSETS = (0.1, 0.1, 0)
 """Widening, in the logarithm of the wait, with which each kind begins: plays share what they do not know."""
 
@@ -98,10 +101,10 @@ class EstimateOutcome:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the start was in the interval, give or take a second."""
+        """Whether the start was in the interval."""
         earliest, latest = self.given.earliest, self.given.latest
-        return (earliest is None or earliest - 1 <= self.started_at) and (
-            latest is None or self.started_at <= latest + 1
+        return (earliest is None or earliest <= self.started_at) and (
+            latest is None or self.started_at <= latest
         )
 
 
@@ -129,7 +132,7 @@ class EstimateRecord:
     def note_overdue(self, now: float) -> None:
         """Learn from requests that are pending beyond their intervals, without waiting for their starts."""
         for sequence, given in self.given.items():
-            if given.latest is not None and given.latest + 1 < now and not given.is_overdue:
+            if given.latest is not None and given.latest < now and not given.is_overdue:
                 self.given[sequence] = replace(given, is_overdue=True)
                 self._learn(given, now)
 
@@ -152,8 +155,8 @@ class EstimateRecord:
         later_s = 0.0 if math.isinf(high_s) else now + high_s - (start.latest or start.at)
         return replace(
             start,
-            earliest=min(now + low_s, start.at),
-            latest=None if math.isinf(high_s) else max(now + high_s, start.at),
+            earliest=max(min(now + low_s, start.at) - MARGIN_S, now),
+            latest=None if math.isinf(high_s) else max(now + high_s, start.at) + MARGIN_S,
             ends_by=None if start.ends_by is None else start.ends_by + later_s,
         )
 
@@ -350,8 +353,8 @@ class Forecasts:
             return {}
         draw = random.Random(cluster.version).random
         with self._learning:
-            drawn = DrawnEnds(cluster, requests, self._model(cluster).estimate, draw, current.now)
-        arrivals = [each for each in self._arrivals(cluster, current.now) if each.times is not None]
+            drawn = DrawnEnds(cluster, requests, self._model(cluster).estimate, draw, now)
+        arrivals = [each for each in self._arrivals(cluster, now) if each.times is not None]
         return forecast_starts(
             cluster,
             current,
@@ -360,6 +363,7 @@ class Forecasts:
             for_a_while(limit_s),
             (wanted,) if wanted else (),
             sorted(arrivals, key=lambda arrival: arrival.at(0.5)),
+            now,
         )
 
     def _model(self, cluster: ClusterState) -> RuntimeModel:

@@ -154,9 +154,11 @@ def outcomes_of(record: EstimateRecord, number: int, draw: Callable[[], float]) 
         record.note(Granted(lease, lease.granted_at))
 
 
-def test_an_interval_is_a_tenth_of_the_wait_wide_until_enough_is_known_of_its_kind() -> None:
+def test_an_interval_is_a_tenth_of_the_wait_and_a_second_wide_until_enough_is_known_of_its_kind() -> None:
     found = EstimateRecord().widened(Start(1000.0, "a", None, 1000.0, 1000.0), 0.0)
-    assert (found.earliest, found.latest) == pytest.approx((905, 1105), abs=1)
+    assert (found.earliest, found.latest) == pytest.approx((903.8, 1106.2), abs=0.1)
+    at_once = EstimateRecord().widened(Start(5.0, "a", None, 5.0, 5.0), 5.0)
+    assert (at_once.earliest, at_once.at) == (5.0, 5.0), "not before it was asked for"
 
 
 def test_intervals_of_starts_are_widened_by_their_own_errors() -> None:

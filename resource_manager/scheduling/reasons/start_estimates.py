@@ -102,6 +102,7 @@ def estimate_starts(
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
     arrivals: Sequence[Arrival] = (),
+    since: float | None = None,
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
@@ -110,6 +111,7 @@ def estimate_starts(
     `goes_on` returns False, the starts that are left are not estimated, nor are other starts than those
     `wanted` once these are known. The cluster is left unchanged. Times are seconds of the store's clock.
     """
+    since = current.now if since is None else since
     starts: dict[str, Start] = {}
     why: list[tuple[Request, Grounds | Fact | None]] = []
     with cluster.trial():
@@ -118,9 +120,10 @@ def estimate_starts(
         if not cluster.pending:
             return starts
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
-        running = [(ends_at(lease, current.now), lease) for lease in cluster.leases.values()]
+        running = [(ends_at(lease, since), lease) for lease in cluster.leases.values()]
         own = frozenset(cluster.pending)
-        play = _play(cluster, current, chain(running, _requests(arrivals)), ends_at, goes_on, wanted or own)
+        events = chain(running, _requests(arrivals))
+        play = _play(cluster, current, events, ends_at, goes_on, wanted or own, since)
         for lease_id in own & play.starts.keys():
             at, node, after, end = play.starts[lease_id]
             starts[lease_id] = Start(
@@ -146,6 +149,7 @@ def forecast_starts(
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
     arrivals: Sequence[Arrival] = (),
+    since: float | None = None,
 ) -> dict[str, Start]:
     """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
 
@@ -154,7 +158,8 @@ def forecast_starts(
     once those `wanted` have started, by default all.
     """
     extra = list(extra)
-    starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals)
+    since = current.now if since is None else since
+    starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals, since)
     if LATER in starts.values():
         return starts
     plays: list[_Play] = []
@@ -165,7 +170,7 @@ def forecast_starts(
         while len(plays) < count:
             with cluster.trial():
                 events = chain(drawn.running(), _requests(arrivals, drawn.draw))
-                play = _play(cluster, current, events, drawn, goes_on, wanted or starts)
+                play = _play(cluster, current, events, drawn, goes_on, wanted or starts, since)
             if play.is_cut:
                 break
             plays.append(play)
@@ -208,10 +213,12 @@ def _play(
     ends_at: Ends,
     goes_on: Callable[[], bool],
     wanted: Collection[str],
+    since: float,
 ) -> _Play:
     """Play the queue of the cluster forward, in its trial, until nothing wanted is pending.
 
-    `events` are running leases with their ends, and requests with the times at which they are queued.
+    `events` are running leases with their ends, and requests with the times at which they are queued. Those
+    before the pass, from `since` on, come without a grant.
     """
     now = current.now
     play, missing = _Play(at=now), set(wanted)
@@ -226,6 +233,11 @@ def _play(
     heapq.heapify(ends)
     after: Lease | None = None
     together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
+    clean_at = since + CLEANING_S
+    if clean_at <= now:
+        _apply_cleaned(cluster, now)
+    while ends and ends[0][0] < now:
+        _apply_event(cluster, heapq.heappop(ends)[2], now)
     dirty = any(state.cleaning for state in cluster.nodes)
     for _ in range(MAX_STEPS):
         if not goes_on():
@@ -244,7 +256,7 @@ def _play(
                 heapq.heappush(ends, (own_end, lease.fencing_token, lease))
         is_over = not missing
         if dirty and not is_over:
-            play.at, dirty = now + CLEANING_S, False
+            play.at, dirty = clean_at, False
             _apply_cleaned(cluster, play.at)
             continue
         if is_over or not ends:

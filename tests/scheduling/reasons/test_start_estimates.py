@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantined, Queued
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Drained,
+    Granted,
+    Quarantined,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.core.runtimes import LearntRuntimes
@@ -80,6 +88,21 @@ def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> 
     first = starts["first"]
     assert (first.at, first.node, first.after) == (600.0, "gpu-server-0", "runs0 bbbb")
     assert starts["second"].at is None
+
+
+def test_leases_end_and_gpus_get_clean_while_grants_are_suspended() -> None:
+    cluster = busy(None, 25.0)
+    cluster.apply(AgentSeen("gpu-server-0", 5.0))
+    cluster.apply(Released("runs0", 1, 9.5))
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 9.0, number, 9.0))
+
+    def starts_at(resumed_at: float) -> list[float | None]:
+        starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, resumed_at), since=10.0)
+        return [starts[f"w{number}"].at for number in range(3)]
+
+    assert starts_at(10.0) == [11.0, 25.0, 111.0]
+    assert starts_at(40.0) == [40.0, 40.0, 140.0]
 
 
 def test_an_estimate_leaves_the_state_unchanged() -> None:
