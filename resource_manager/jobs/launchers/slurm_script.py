@@ -11,12 +11,14 @@ from resource_manager.jobs.directories import job_files, starting
 
 # The command runs in a step, on one node as on many: Slurm then signals the command alone, and once.
 # srun ends with 0 when a node fails, and a member that was told to end says 0 to it. `failed` is listed, not
-# looked up: a shared folder may remember for a while that a name was not there.
+# looked up: a shared folder may remember for a while that a name was not there. A job that somebody had
+# requeued has the end of its last run.
 SCRIPT = """#!/bin/sh
 [ ! -e {tombstone} ] || exit 0
 cd {directory} || exit 1
 mkdir begun 2>/dev/null && echo "$SLURM_JOB_ID" > begun/job
 [ "$(cat begun/job)" = "$SLURM_JOB_ID" ] || exit 0
+rm -f failed succeeded exit_code
 trap : TERM INT HUP USR1 USR2
 scontrol show job -d -o "$SLURM_JOB_ID" > begun/granted
 date +%s > begun/at

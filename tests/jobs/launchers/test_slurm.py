@@ -117,6 +117,17 @@ class TestFaults:
         wait_for(lambda: second not in slurm.ask("squeue -h -o %i"), 60.0)
         assert launcher.logs(key).text == "begun\n"
 
+    def test_a_job_that_its_owner_has_requeued_ends_as_its_last_run(self, launcher, key, slurm, tmp_path):
+        launcher.start(shell(key, f"echo begun; [ -e {tmp_path}/again ] || sleep 60"))
+        wait_for(lambda: "begun" in launcher.logs(key).text)
+        number = said(launcher, key).id
+        (tmp_path / "again").touch()
+        slurm.ask(f"scontrol update job={number} Requeue=1")
+        slurm.ask(f"scontrol requeue {number}")
+        wait_for(lambda: said(launcher, key).state == "PENDING", 60.0)
+        slurm.ask(f"scontrol update job={number} StartTime=now")
+        assert wait_until_ended(launcher, key) == JobStatus(JobState.FINISHED, 0)
+
     def test_a_job_that_slurm_starts_after_stop_does_nothing(self, launcher, key, slurm):
         launcher.start(shell(key, "echo begun"))
         wait_until_ended(launcher, key)
