@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
 from resource_manager.agent.sending import ReportSender, run_agent
@@ -15,12 +16,17 @@ EVERY_S = 10.0
 def main() -> None:
     """Report the GPUs of `GPU_MANAGER_SERVER` to the first service of `GPU_MANAGER_URL` that answers."""
     server = os.environ["GPU_MANAGER_SERVER"]
+
+    def say(line: str) -> None:
+        with suppress(OSError):  # its log is on a full disk
+            print(f"{server}: {line}", file=sys.stderr, flush=True)
+
     run_agent(
         server,
         ReportSender(os.environ["GPU_MANAGER_URL"], os.environ.get("GPU_MANAGER_AGENT_TOKEN")),
         EVERY_S,
         sleep=time.sleep,
-        say=lambda line: print(f"{server}: {line}", file=sys.stderr, flush=True),
+        say=say,
         generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,11 @@ def agent(
 
 
 def _saying(server: str) -> Callable[[str], None]:
-    return lambda line: click.echo(one_line(f"{server}: {line}"), err=True)
+    def say(line: str) -> None:
+        with suppress(OSError):  # its log is on a full disk, or its terminal is gone
+            click.echo(one_line(f"{server}: {line}"), err=True)
+
+    return say
 
 
 def _print_once(server: str, health_path: Path | None) -> None:

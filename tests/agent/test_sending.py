@@ -326,6 +326,25 @@ def test_bad_input_is_one_line(state: State, arguments: list[str], code: int, li
     assert line in done.stderr
 
 
+@pytest.mark.parametrize("program", ["resource_manager.cli", "resource_manager.agent"])
+def test_an_agent_whose_log_is_on_a_full_disk_goes_on(state: State, service: Service, program: str) -> None:
+    service.status = 500
+    words = ["--url", service.url, "agent", "--server", "gpu-a"] if program.endswith("cli") else []
+    own = {"GPU_MANAGER_SERVER": "gpu-a", "GPU_MANAGER_URL": service.url, "STATE_DIRECTORY": "/gone"}
+    with (
+        open("/dev/full", "w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", program, *words], env={**os.environ, **own}, stderr=log
+        ) as agent,
+    ):
+        try:
+            wait_for(lambda: bool(service.requests), 20)
+            with pytest.raises(subprocess.TimeoutExpired):
+                agent.wait(2)
+        finally:
+            agent.kill()
+
+
 def test_an_agent_is_small_and_cheap(state: State, service: Service) -> None:
     """At most 60 MB with its probe, and 1 % of a core with a report each 10 s: 0.1 s of processor each."""
     state.write(*(gpu(number, "nvlink 0 switch 00000000:C1:00.0") for number in range(8)))
