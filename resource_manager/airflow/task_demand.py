@@ -113,17 +113,6 @@ def is_literal(value: Any) -> bool:
     return isinstance(value, (int, float, timedelta, datetime))
 
 
-def dictionary_of(operator: Any, name: str) -> Mapping[str, Any]:
-    """Return a parameter whose templates are rendered; raises `AirflowFailException` for a text."""
-    value = getattr(operator, name) or {}
-    if isinstance(value, Mapping):
-        return value
-    raise AirflowFailException(
-        f"{name} must be a dictionary, got a {type(value).__name__}: a template gives one only in a DAG with "
-        "render_template_as_native_obj=True"
-    )
-
-
 def owner_of(operator: Any, context: Any) -> str:
     """Return who triggered the DAG run, where Airflow (3.1 or later) knows it, else the task's owner."""
     user = getattr(context.get("dag_run"), "triggering_user_name", None)

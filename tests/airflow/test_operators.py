@@ -130,8 +130,11 @@ def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_
         ({"command": None}, "command is missing: only an image has one of its own"),
         (
             {"env": "{'A': '1'}"},
-            "^env must be a dictionary, got a str: a template gives one only in a DAG with ",
+            "t: env must be a dictionary, got a str: one template for all of it needs a ",
         ),
+        ({"slurm": "{'qos': 'high'}", "launcher": "slurm"}, "t: slurm must be a dictionary, got a str"),
+        ({"launcher": "shh"}, "t: launcher must be one of .*, got 'shh'"),
+        ({"launcher": "ssh", "image": "train:1"}, "t: the ssh launcher runs no images"),
     ],
 )
 def test_what_cannot_be_handed_to_the_triggerer_is_refused_before_it_asks(manager, wrong, reason):

@@ -55,13 +55,6 @@ def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: obj
         _batch_request(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
 
 
-def test_options_that_a_template_gave_as_text_are_refused() -> None:
-    operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1)
-    vars(operator)["slurm"] = "{'qos': 'high'}"  # as rendered
-    with pytest.raises(AirflowFailException, match=r"^slurm must be a dictionary, got a str: a template"):
-        _batch_request(operator, {}, TASK)
-
-
 @pytest.fixture
 def answers_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
     """Return answers_by(board): triggers ask that one for their jobs on Slurm."""

@@ -14,7 +14,6 @@ from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.slurm.trigger import end_unless_wanted
 from resource_manager.airflow.task_demand import (
     check_duration,
-    dictionary_of,
     end_lease,
     is_literal,
     owner_of,
@@ -139,6 +138,10 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute(self, context: Any) -> Any:
         """Ask for GPUs, and leave the worker: the trigger goes on until the job's result is known."""
+        try:
+            _check_job(self.task_id, vars(self))  # with what templates gave
+        except (TypeError, ValueError) as error:
+            raise AirflowFailException(str(error)) from None
         if self.launcher == slurm_task.NAME:
             self._identity, _ = identity_of(context)
             end = self._uncollected(context, self._identity)
@@ -204,7 +207,7 @@ class GPUTrainingOperator(GPUOperator):
         job = JobTemplate(
             command=("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given)),
             image=self.image or "",
-            env={name: str(value) for name, value in dictionary_of(self, "env").items()},
+            env={name: str(value) for name, value in (self.env or {}).items()},
             launcher=self.launcher or "",
             conn_id=self.launcher_conn_id,
             container=self.container or {},
@@ -286,7 +289,10 @@ def _check_job(operator: str, given: Mapping[str, Any]) -> None:
     for name in DICTIONARIES:
         value = given.get(name)
         if value and is_literal(value) and not isinstance(value, Mapping):
-            raise TypeError(f"{operator}: {name} must be a dictionary, got a {type(value).__name__}")
+            raise TypeError(
+                f"{operator}: {name} must be a dictionary, got a {type(value).__name__}: one template for "
+                "all of it needs a DAG with render_template_as_native_obj=True"
+            )
     for name, choices in {"startup_order": StartupOrder, "done_when": DoneWhen}.items():
         if name in given and given[name] not in [*choices]:
             raise ValueError(f"{operator}: {name} must be one of {', '.join(choices)}, got {given[name]!r}")

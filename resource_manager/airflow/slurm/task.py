@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from resource_manager.airflow.slurm.trigger import SlurmEvent, SlurmTrigger, copy_output
-from resource_manager.airflow.task_demand import asked_by_attributes, demand_of, dictionary_of
+from resource_manager.airflow.task_demand import asked_by_attributes, demand_of
 from resource_manager.airflow.task_results import keep_end
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
@@ -159,7 +159,7 @@ def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> Batch
         memory_mib=memory_mib,
         time_s=expected_s if timeout is None else timeout.total_seconds(),
         grace_s=demand.preempt_grace,
-        options=dictionary_of(operator, "slurm"),
+        options=operator.slurm,
         about={
             "task_id": identity.lease_id,
             "labels": {**demand.labels, **identity.labels},
