@@ -50,10 +50,10 @@ def send_signal(directory: str, signal_number: int) -> bool:
 def processes_of(directory: str) -> Iterator[int]:
     """Yield the ids of the job's processes, found by its lock or their environment; none without /proc."""
     path = os.path.join(directory, "lock")
-    try:
-        wanted = os.stat(path)
-    except FileNotFoundError:  # another process has just stopped the job
-        return
+    lock = None
+    with suppress(FileNotFoundError):  # somebody has removed the job's directory
+        found = os.stat(path)
+        lock = found.st_dev, found.st_ino
     mark = os.fsencode(f"GPU_JOB_LOCK={path}")
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
         if int(process) == os.getpid():
@@ -63,12 +63,10 @@ def processes_of(directory: str) -> Iterator[int]:
                 if mark in environment.read().split(b"\0"):
                     yield int(process)
                     continue
-            for descriptor in os.listdir(f"/proc/{process}/fd"):
+            for descriptor in os.listdir(f"/proc/{process}/fd") if lock else ():
                 with suppress(OSError):
                     found = os.stat(f"/proc/{process}/fd/{descriptor}")
-                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) and _is_inherited(
-                        process, descriptor
-                    ):
+                    if (found.st_dev, found.st_ino) == lock and _is_inherited(process, descriptor):
                         yield int(process)
                         break
 
@@ -90,8 +88,6 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     process survives SIGKILL.
     """
     directory = job_files.directory_of(root, key)
-    if not job_files.exists(directory):
-        return
     # A SIGTERM just before SIGKILL would only run a handler that was done, or leave it in its middle.
     steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S))
     for signal_number, timeout_s in steps if grace_s > 0 else steps[1:]:

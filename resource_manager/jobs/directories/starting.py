@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from resource_manager.jobs.directories import job_files
-from resource_manager.jobs.directories.ending import refuse_ended, terminate
+from resource_manager.jobs.directories.ending import processes_of, refuse_ended, terminate
 from resource_manager.jobs.directories.job_states import status
 
 SET_WITHIN = "GPU_JOB_ENVIRONMENT"
@@ -113,6 +113,8 @@ def start(
         with job_files.lock_of_unstarted(directory) as lock:
             if lock is None:
                 return {"began": False}
+            if any(processes_of(directory)):
+                raise RuntimeError(f"job {key} runs, but {directory} was removed: stop it")
             try:
                 started = subprocess.run(
                     ["/bin/sh", "-c", WRAPPER, "sh", job_files.tombstone_of(root, key), *walls, *command],

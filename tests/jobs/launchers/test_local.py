@@ -1,6 +1,7 @@
 """Local launcher with real processes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,18 @@ def test_stop_ends_processes_that_ignore_sigterm_and_closed_the_lock(launcher):
     launcher.start(Job("j", (sys.executable, "-c", start)))
     wait_for(lambda: len(sleepers()) == 1)
     launcher.stop("j", grace_s=1)
+    assert sleepers() == []
+
+
+def test_a_job_whose_folder_was_removed_is_not_started_again_and_is_ended_by_stop(launcher, tmp_path):
+    job = Job("j", ("/bin/sh", "-c", f"{SLEEP}; true"))
+    launcher.start(job)
+    wait_for(lambda: len(sleepers()) == 1)
+    shutil.rmtree(tmp_path / "j")
+    with pytest.raises(LauncherUnreachableError, match=r"job j runs, but .*/j was removed: stop it"):
+        launcher.start(job)
+    assert len(sleepers()) == 1
+    launcher.stop("j", grace_s=0)
     assert sleepers() == []
 
 
