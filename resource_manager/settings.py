@@ -81,6 +81,13 @@ class Settings(BaseModel):
         for name, value in super().__repr_args__():
             yield name, redact(value) if name in ("store", "redis_url") else value
 
+    @field_validator("lock_timeout_s", "cache_ttl_s", "history_length", "history_bytes", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(f"must be a number, got {value}")
+        return value
+
     @field_validator("instance")
     @classmethod
     def _name_of_an_instance(cls, value: str | None) -> str | None:
@@ -139,4 +146,5 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{FILE_VARIABLE}={path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
+        raise SettingsError(f"{FILE_VARIABLE}={path}: {reason}") from error

@@ -27,7 +27,8 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
     [
         ({"GPU_MANAGER_LOCK_TIMEOUT_S": "soon"}, "GPU_MANAGER_LOCK_TIMEOUT_S"),
         ({"GPU_MANAGER_LOCK_TIMEOUT_S": "-1"}, "GPU_MANAGER_LOCK_TIMEOUT_S"),
-        ({"GPU_MANAGER_SETTINGS": "/no/such/file.toml"}, "GPU_MANAGER_SETTINGS"),
+        ({"GPU_MANAGER_SETTINGS": "/no/such/file.toml"}, "/no/such/file.toml: No such file"),
+        ({"GPU_MANAGER_SETTINGS": __file__}, f"^GPU_MANAGER_SETTINGS={__file__}: not TOML: "),
     ],
 )
 def test_a_wrong_setting_is_named(environ: dict[str, str], named: str) -> None:
@@ -39,6 +40,7 @@ def test_a_wrong_setting_is_named(environ: dict[str, str], named: str) -> None:
     ("text", "named"),
     [
         ("polciy = 'best_fit'", "'polciy': there is no such setting"),
+        ("lock_timeout_s = true", "'lock_timeout_s': must be a number, got True"),
     ],
 )
 def test_a_wrong_setting_in_the_file_is_named(tmp_path: Path, text: str, named: str) -> None:

@@ -32,6 +32,12 @@ def _whole(value: object, info: ValidationInfo) -> object:
     raise PydanticCustomError("whole_number", "{words}", {"words": words})
 
 
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "must be a number, got {got}", {"got": repr(value)})
+    return value
+
+
 def pairs_of(value: object, info: ValidationInfo) -> object:
     """Return a list of `NAME=VALUE`, as options and queries give them, as a dictionary."""
     if not isinstance(value, list | tuple):
@@ -97,7 +103,8 @@ ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 Deadline = Annotated[float | datetime, BeforeValidator(deadline_of)]
-Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_number)]
+Worth = Annotated[Number, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]

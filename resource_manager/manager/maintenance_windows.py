@@ -58,7 +58,7 @@ Moment = Annotated[
 class WindowForm(BaseModel):
     """A maintenance window as somebody asks for it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     servers: Annotated[list[ServerRef], Field(min_length=1, max_length=10_000)] = Field(
         description="Servers by name or id."
@@ -71,7 +71,6 @@ class WindowForm(BaseModel):
     reason: Text = Field(default="", description="Reason, which those who wait are shown.")
     preempt: bool = Field(
         default=False,
-        strict=True,
         description="Preempt at the begin what still runs, if the teams file has preemption on.",
     )
 

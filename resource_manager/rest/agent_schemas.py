@@ -10,7 +10,7 @@ from resource_manager.agent.probe import MAX_ERROR
 from resource_manager.agent.report_format import Time
 from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
 from resource_manager.manager.demand_fields import LeaseId, Text
-from resource_manager.rest.schemas import Body
+from resource_manager.rest.schemas import Body, Query
 
 MAX_LOGS_BYTES = 2 * 2**20
 """Most bytes of a body with a part of a job's output: each of its 256 KiB may need six in JSON."""
@@ -24,7 +24,7 @@ ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za
 JobKey = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
 
 
-class AgentJobsQuery(Body):
+class AgentJobsQuery(Query):
     """`GET /api/agent/jobs`."""
 
     server: ServerName
@@ -67,7 +67,7 @@ class LogsBody(Body):
     part: OutputPart | NoOutput
 
 
-class AgentStateQuery(Body):
+class AgentStateQuery(Query):
     """`GET /api/jobs`."""
 
     server: ServerName
@@ -93,7 +93,7 @@ class OrderBody(Body):
     )
 
 
-class ResultQuery(Body):
+class ResultQuery(Query):
     """`GET /api/result`."""
 
     task_id: LeaseId

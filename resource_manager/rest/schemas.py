@@ -25,10 +25,16 @@ MAX_BATCH = 1000
 PAGE_LIMIT = 1000
 
 
-class Body(BaseModel):
-    """Input from a caller; unknown keys are refused, so that a misspelt option is not ignored."""
+class Query(BaseModel):
+    """Texts from a caller; unknown keys are refused, so that a misspelt option is not ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Body(BaseModel):
+    """JSON from a caller, the same: `true` is no number, and a text none either."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class RestDemand(Demand):
@@ -90,7 +96,7 @@ class LeaseBody(Body):
 
     task_id: LeaseId
     exact: Exact = False
-    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         default=None, description="Act only on the lease with this fencing token."
     )
 
@@ -114,7 +120,7 @@ class RenewalItem(Body):
     """Renewal of one lease of `POST /api/renew/batch`."""
 
     task_id: LeaseId
-    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)]
     checkpoint_at: CheckpointAt = None
 
 
@@ -148,7 +154,7 @@ class ReleaseBody(LeaseBody):
         default_factory=list,
         description="Servers on which the job could not be started; the task's next request avoids them.",
     )
-    ranks: Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(min_length=1)] | None = Field(
+    ranks: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
         default=None,
         description="Members of a gang to end; the others stay quarantined. It needs the fencing token.",
     )
@@ -176,7 +182,7 @@ class PlaceOfJob(Body):
 class PlaceBody(LeaseBody):
     """`POST /api/place`."""
 
-    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)]
     places: Annotated[list[PlaceOfJob], Field(min_length=1, max_length=10_000)] = Field(
         description="Places by member, in the order of the ranks."
     )
@@ -256,6 +262,7 @@ class ClusterBody(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        strict=True,
         json_schema_extra={
             "example": {
                 "sections": {"cluster": {"order": "fair_tree"}, "teams": {"vision": {"guaranteed": 16}}},
@@ -299,7 +306,7 @@ class MaintenanceBody(WindowForm):
 class MaintenanceRemoveBody(Body):
     """`POST /api/maintenance/remove`: the window to remove."""
 
-    id: Annotated[int, Field(strict=True, ge=1, le=2**53)] = Field(description="Number of the window.")
+    id: Annotated[int, Field(ge=1, le=2**53)] = Field(description="Number of the window.")
     dry_run: bool = Field(default=False, description="Answer what would be removed, and change nothing.")
 
 
@@ -310,7 +317,7 @@ class SlurmBody(Body):
     jobs: Annotated[list[SlurmJob], Field(max_length=10_000)] = Field(description="Its jobs.")
 
 
-class PageQuery(Body):
+class PageQuery(Query):
     """Limits of one page of a list."""
 
     limit: Annotated[int, Field(ge=1, le=PAGE_LIMIT)] = 100
@@ -319,7 +326,7 @@ class PageQuery(Body):
     )
 
 
-class ChangesQuery(Body):
+class ChangesQuery(Query):
     """`GET /api/leases/changes`."""
 
     after: Annotated[int, Field(ge=-1, le=2**53)] = Field(
@@ -348,14 +355,14 @@ class GpusQuery(PageQuery):
     servers: list[Text] = Field(default=[], max_length=PAGE_LIMIT, description="Names of the servers.")
 
 
-class StatusQuery(Body):
+class StatusQuery(Query):
     """`GET /api/status`: all servers, or one page of them."""
 
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
-class TaskQuery(Body):
+class TaskQuery(Query):
     """`GET /api/task`."""
 
     task_id: LeaseId
@@ -368,7 +375,7 @@ class TaskQuery(Body):
     )
 
 
-class NameQuery(Body):
+class NameQuery(Query):
     """`GET /api/task/explain`."""
 
     name: LeaseId = Field(description="Full lease id, short id, dag.task[3] or dag.task.")
@@ -385,7 +392,7 @@ class ExplainQuery(RestDemand):
         return handler(from_texts(data) if isinstance(data, dict) else data)
 
 
-class UsageHistoryQuery(Body):
+class UsageHistoryQuery(Query):
     """`GET /api/trends`."""
 
     hours: Annotated[float, Field(ge=0.1, le=168)] = 24

@@ -47,6 +47,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"gpus": 2, "gpu_milli": 500}, "gpu_milli=500 goes with gpus=1, got gpus=2"),
     ({"gpus": 2, "utility": 5}, "utility needs target as well"),
+    ({"gpus": 2, "utility": True, "target": 9}, "utility must be a number, got True"),
+    ({"gpus": 2, "idle_below": True}, "idle_below must be a number, got True"),
     ({"gpus": 2, "server": "nowhere"}, "server 'nowhere' is not in the inventory of 4 servers"),
     ({"gpus": 2, "prefer_server": 77}, "prefer_server 77 is not in the inventory of 4 servers"),
     ({"gpus": 2, "prefer_server_id": 77}, "prefer_server_id 77 is not in the inventory of 4 servers"),

@@ -363,6 +363,12 @@ def test_an_unknown_server_is_reported_under_the_field_that_named_it(
     assert (answer.status_code, answer.get_json()["errors"][0]["field"]) == (400, field)
 
 
+def test_true_is_no_number_in_a_body(open_client: FlaskClient) -> None:
+    for path, field in (("/api/servers/0/drain", "gpu"), ("/api/servers/0/searched", "age_s")):
+        answer = open_client.post(path, json={"jobs": [], field: True} if field == "age_s" else {field: True})
+        assert (answer.status_code, answer.get_json()["errors"][0]["field"]) == (400, field)
+
+
 def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: FlaskClient) -> None:
     for task_id in ("one", "two", "three", "four"):
         assert (

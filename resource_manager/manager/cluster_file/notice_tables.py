@@ -16,13 +16,13 @@ Event = Literal["preempted", "idle", "quarantined", "gpu closed", "server silent
 class NoticeTable(BaseModel):
     """One entry of `[[notices]]`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     on: list[Event] = Field(min_length=1, max_length=10, description="Events that are sent.")
     to: Annotated[str, Field(min_length=1, max_length=2000)] = Field(description="Address of the webhook.")
     team: Name | Literal[""] = Field(default="", description="Only of leases of this team.")
     private: bool = Field(
-        default=False, strict=True, description="The address may redirect to one of a private network."
+        default=False, description="The address may redirect to one of a private network."
     )
 
     @field_validator("to")

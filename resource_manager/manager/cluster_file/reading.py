@@ -61,7 +61,7 @@ class ClusterFiles:
             place = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
             line, column = place.groups() if place else (1, 1)
             reason = str(error).replace(place[0], "") if place else error
-            raise ClusterFileError(f"{path}:{line}:{column}: {reason}") from error
+            raise ClusterFileError(f"{path}:{line}:{column}: not TOML: {reason}") from error
         for section in dict.fromkeys(map(section_of, value)):
             if section == "servers":
                 continue

@@ -24,7 +24,7 @@ from resource_manager.manager.plurals import one_of
 from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, ORDERS
 
 Seconds = Annotated[Duration, Field(gt=0)]
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 HealthAction = Literal["ignore", "note", "close after lease", "close now", "close server"]
 Condition = Annotated[str, Field(min_length=1, max_length=250, pattern="^[^;]*$")]
 Sentence = Annotated[str, Field(max_length=250)]
@@ -35,7 +35,7 @@ DEFAULTS = ClusterSettings()
 class ClusterSection(BaseModel):
     """The section `[cluster]`: how the cluster grants."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     policy: Name = Field(default=DEFAULTS.policy, description="Placement policy.")
     order: Name = Field(
@@ -122,6 +122,7 @@ class ClusterSection(BaseModel):
     )
     writable: tuple[WritablePath, ...] = Field(
         default=(),
+        strict=False,  # an array is no tuple
         max_length=100,
         description="Paths on the servers that a job within walls may write to, besides its own folder.",
     )
@@ -155,7 +156,7 @@ KEYS = {
 class HealthEntry(BaseModel):
     """What is done about one condition; texts that are not stated are those of the built-in table."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     action: HealthAction
     text: Sentence = ""

@@ -62,7 +62,7 @@ class GpuGroup(BaseModel):
     GPUs of one `nvlink_group`, or else `numa_node`, are an island.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     count: int | None = Field(default=None, ge=1, le=MAX_GPUS_OF_SERVER)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
@@ -103,7 +103,7 @@ def _mps(value: object) -> object:
 class Server(BaseModel):
     """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in name and address."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._{}-]+$")
     id: int | None = Field(default=None, ge=0)
@@ -117,7 +117,7 @@ class Server(BaseModel):
     resources: dict[Text, Amount] = Field(default_factory=dict)
     address: Text = ""
     labels: dict[Text, Text] = Field(default_factory=dict)
-    gang_ports: tuple[Port, Port] = GANG_PORTS
+    gang_ports: tuple[Port, Port] = Field(default=GANG_PORTS, strict=False)  # an array is no tuple
     islands: list[list[Annotated[int, Field(ge=0)]]] | None = Field(
         default=None,
         max_length=MAX_GPUS_OF_SERVER,

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 class SignOnGroupTable(BaseModel):
     """One `[sign_on.groups.NAME]` table."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["reader", "user", "operator"]
     teams: list[Name] = Field(
@@ -39,7 +39,7 @@ class SignOnGroupTable(BaseModel):
 class SignOnSection(BaseModel):
     """The section `[sign_on]`; without it people have tokens only."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     issuer: Text = Field(description="Address of the provider, as its ID tokens state it.")
     client_id: Text = Field(description="Name of this service at the provider.")

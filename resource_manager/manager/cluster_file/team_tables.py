@@ -23,8 +23,8 @@ MAX_TEAMS = 10_000
 MAX_GPUS = 4_000_000
 
 Gpus = (
-    Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)]
-    | Annotated[float, Field(strict=True, ge=0, le=MAX_GPUS, allow_inf_nan=False)]
+    Annotated[int, Field(ge=0, le=MAX_GPUS)]
+    | Annotated[float, Field(ge=0, le=MAX_GPUS, allow_inf_nan=False)]
 )
 UnixUser = Annotated[str, Field(max_length=32, pattern=r"^([a-z_][a-z0-9_-]*)?$")]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -33,7 +33,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 class TeamTable(BaseModel):
     """One `[teams.NAME]` table."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     guaranteed: Gpus | dict[Name, Gpus] = Field(
         default=0, description="GPUs the team can always get; per type too: { A100 = 8, H100 = 8 }."
@@ -50,7 +50,7 @@ class TeamTable(BaseModel):
     min_runtime: Duration | None = Field(
         default=None, description="Time after its start in which the team's leases are not preempted."
     )
-    idle_below: Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)] | None = Field(
+    idle_below: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
         default=None, description="Utilization in percent below which a GPU of the team's leases is idle."
     )
     idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
@@ -59,7 +59,7 @@ class TeamTable(BaseModel):
     idle_action: Literal["warn", "release"] | None = Field(
         default=None, description="release: the team's leases that are idle for so long are released."
     )
-    max_priority: Annotated[int, Field(strict=True, ge=0, le=MAX_PRIORITY)] | None = Field(
+    max_priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] | None = Field(
         default=None, description="Highest priority that the team's requests may state."
     )
     user: UnixUser = Field(
@@ -82,10 +82,10 @@ class TeamTable(BaseModel):
 class TeamsTable(BaseModel):
     """The keys of all teams, and the teams."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     preemption: bool = Field(
-        default=False, strict=True, description="Leases may be preempted for teams inside their guarantee."
+        default=False, description="Leases may be preempted for teams inside their guarantee."
     )
     min_runtime: Duration = Field(
         default=MIN_RUNTIME_S, description="Time after its start in which a lease is not preempted."

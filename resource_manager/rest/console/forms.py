@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import flask
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest import auth
-from resource_manager.rest.schemas import Body
+from resource_manager.rest.schemas import Query
 
 PER_PAGE = 100
 
 
-class ServersQuery(Body):
+class ServersQuery(Query):
     """Filter of the servers to show."""
 
     q: Text = ""
@@ -23,13 +23,13 @@ class ServersQuery(Body):
     task: Annotated[str, Field(max_length=1000)] = ""
 
 
-class RowsQuery(Body):
+class RowsQuery(Query):
     """Ids of the servers whose rows are asked for."""
 
     ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2 * PER_PAGE)
 
 
-class ListQuery(Body):
+class ListQuery(Query):
     """One page of the leases or the queue, filtered by a text, or only those of the caller."""
 
     q: Annotated[str, Field(max_length=1000)] = ""
@@ -37,7 +37,7 @@ class ListQuery(Body):
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
-class TimelineQuery(Body):
+class TimelineQuery(Query):
     """Past hours to show, of servers whose name contains a text."""
 
     hours: Annotated[float, Field(ge=0.1, le=168)] = 6
@@ -45,20 +45,20 @@ class TimelineQuery(Body):
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
-class UseQuery(Body):
+class UseQuery(Query):
     """Key to group by, and how many days back."""
 
     by: Literal["team", "user", "dag", "gpu_type", "source"] = "team"
     days: Annotated[float, Field(ge=0.01, le=3650)] = 7
 
 
-class EventsQuery(Body):
+class EventsQuery(Query):
     """Events after a version of the state."""
 
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
-class TaskForm(Body):
+class TaskForm(Query):
     """Task that a button acts on."""
 
     task_id: LeaseId
@@ -67,12 +67,12 @@ class TaskForm(Body):
     end_task: bool = False
 
 
-class LeaseQuery(Body):
+class LeaseQuery(Query):
     """Lease or pending request to show."""
 
     id: LeaseId
 
 
-def form_of(model: type[Body]) -> Any:
+def form_of(model: type[BaseModel]) -> Any:
     fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
-    return model.model_validate(fields)
+    return model.model_validate(fields, strict=False)

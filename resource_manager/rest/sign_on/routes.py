@@ -14,7 +14,7 @@ from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console.pages import routes as pages
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import Body
+from resource_manager.rest.schemas import Body, Query
 from resource_manager.rest.service import Service
 from resource_manager.rest.sign_on.log_in import LOG_IN_S, SignOnDesk
 from resource_manager.rest.sign_on.provider import Provider
@@ -31,7 +31,7 @@ class DeviceBody(Body):
     device_code: Annotated[str, Field(min_length=1, max_length=5000)]
 
 
-class SignOnQuery(Body):
+class SignOnQuery(Query):
     """Page of the console to go to afterwards."""
 
     next: Annotated[str, Field(max_length=2000)] = ""

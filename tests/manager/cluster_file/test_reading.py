@@ -75,7 +75,7 @@ def test_a_section_that_is_empty_says_nothing_and_is_named(tmp_path: Path, secti
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["[cluster]\npolicy = 'x'\norder 3\n"], "0.toml:3:7: Expected '=' after a key"),
+        (["[cluster]\npolicy = 'x'\norder 3\n"], "0.toml:3:7: not TOML: Expected '=' after a key"),
         (["[cluster]\n\n  colour = 'red'\n"], "0.toml:3:3: cluster.colour: is not a key of this file"),
         (["[cluster]\nlease_ttl = 'soon'\n"], "0.toml:2:1: cluster.lease_ttl: must be seconds or a text"),
         (["[cluster]\nmin_gpus = 9\nmax_gpus = 8\n"], "0.toml:1:1: cluster: min_gpus (9) is above max_gpus"),
@@ -103,6 +103,10 @@ def test_a_section_that_is_empty_says_nothing_and_is_named(tmp_path: Path, secti
         (["[[servers]]\nname = 'a'\n"], "0.toml:1:1: servers.0.cpus: Field required"),
         ([SIGN_ON.replace('"user"', '"root"')], "0.toml:7:1: sign_on.groups.gpu-users.role: must be "),
         ([SIGN_ON.replace('["openid"]', "[]")], "0.toml:4:1: sign_on.scopes: must contain openid"),
+        ([SERVERS.replace("gpus = 2", "gpus = true")], "0.toml:3:1: servers.0.gpus: must be a valid integer"),
+        (["[cluster]\nidle_below = true\n"], "0.toml:2:1: cluster.idle_below: must be a valid number"),
+        (["[teams.a]\nweight = true\n"], "0.toml:2:1: teams.a.weight: must be a valid number"),
+        (['{"servers": []}'], "0.toml:1:1: not TOML: "),
         ([SIGN_ON.split("[sign_on.groups", 1)[0]], "0.toml:1:1: sign_on.groups: "),
     ],
 )
