@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from resource_manager import __version__
 from resource_manager.words import Words
@@ -370,7 +371,9 @@ def redact(url: str) -> str:
     if not separator:
         scheme, rest = "", url
     before_query, _, query = rest.partition("?")
-    if "@" not in before_query and "@" in query:  # perhaps a password with an unescaped question mark
+    if "@" not in before_query and "@" in unquote(
+        query
+    ):  # perhaps a password with an unescaped question mark
         return f"{scheme}{separator}…"
     login, at, place = before_query.rpartition("@")
     return f"{scheme}{separator}{login.partition(':')[0]}{at}{place}"

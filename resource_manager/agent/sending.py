@@ -92,7 +92,8 @@ class _Service:
             parts = urlsplit(url)
             self._place = (parts.hostname, parts.port)
         except ValueError as error:
-            raise InvalidRequestError("{url} {!r}: {}", self.url, error) from error
+            said = "{url} {!r}: its host or port is wrong"  # the error may quote a part of a password
+            raise InvalidRequestError(said, self.url) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequestError(
                 "{url} {!r} is not the address of a service, such as http://localhost:5000", self.url

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,29 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
 
 
+class Command(click.Command):
+    """Command that refuses a second value of an option that has one, where click would drop the first."""
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            options, rest, order = parse(args)
+            for param, count in Counter(order).items():
+                has_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+                if has_one and count > 1:
+                    raise click.UsageError(f"{param.opts[0]} is given {count} times and has one value", ctx)
+            return options, rest, order
+
+        parser.parse_args = parse_args
+        return parser
+
+
 class OneLineErrors(click.Group):
     """Group that prints an error of the input in one line, where click would also print the usage."""
 
+    command_class = Command
     group_class = type
     """Makes nested groups of this class too."""
 

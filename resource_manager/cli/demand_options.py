@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 import click
 
 from resource_manager.cli import completing
+from resource_manager.cli.base import Command
 
 if TYPE_CHECKING:  # pydantic takes longer to load than most commands to run
     from pydantic.fields import FieldInfo
@@ -40,7 +41,7 @@ METAVARS: dict[object, str] = {
 """Values of options in the help, by their type, or by the field where that says more."""
 
 
-class DemandCommand(click.Command):
+class DemandCommand(Command):
     """Command with one option per field of `Demand`, generated only when the command is called."""
 
     omitted: ClassVar[frozenset[str]] = frozenset({"lease_id"})

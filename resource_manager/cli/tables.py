@@ -26,7 +26,7 @@ from resource_manager.manager.serializers import (
     interval_in_words,
 )
 from resource_manager.manager.server_views import Usage, usage_in_words
-from resource_manager.manager.wording import describe
+from resource_manager.manager.wording import WORDS, describe
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
@@ -323,5 +323,11 @@ def history_table(changes: Sequence[Row], names: Mapping[int, Mapping[str, str]]
     for change in changes:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
         what = describe(change, names[change["version"]])
-        table.add_row(str(change["version"]), at, change["change"], what, change.get("by", ""))
+        table.add_row(
+            str(change["version"]),
+            at,
+            WORDS.get(change["change"]) or change["change"],
+            what,
+            change.get("by", ""),
+        )
     return table

@@ -69,6 +69,13 @@ KINDS: dict[What, tuple[str, ...]] = {
 }
 """Kinds of changes, as the history writes them, that do each."""
 
+WORDS = {
+    kind: what if number == 0 else f"{what} ({kind})"
+    for what, kinds in KINDS.items()
+    for number, kind in enumerate(kinds)
+}
+"""Kind of change -> what it does, with the kind of those that are not the usual one."""
+
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
     """Return the lines of a change, at most `MAX_LINES` and one, each of at most `MAX_LINE` characters."""

@@ -36,6 +36,8 @@ RENEW_S = 15.0
 BUSY_S = 30.0
 """Time for which a call that is one too many is sent again."""
 
+WRONG_URL = "its scheme, host or port is wrong"
+
 PAGE = 1000
 
 T = TypeVar("T")
@@ -88,7 +90,7 @@ class ServiceConnection:
             base = httpx.URL(url.rstrip("/"))
             if base.scheme not in ("http", "https") or not base.host or (base.port or 0) > 65535:
                 # Of a port that is too large sockets take the lowest bits: another program's.
-                raise ValueError("its scheme, host or port is wrong")
+                raise ValueError(WRONG_URL)
             text = "no way to {} by the environment (HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE): {}"
             self._open = partial(
                 httpx.Client,
@@ -99,7 +101,9 @@ class ServiceConnection:
                 transport=transport,
             )
             self.client = self._open()
-        except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
+        except httpx.InvalidURL as error:  # it may quote a part of the password
+            raise InvalidRequestError(text, redact(url), WRONG_URL, field="url") from error
+        except (ValueError, ImportError, OSError) as error:
             raise InvalidRequestError(text, redact(url), error, field="url") from error
         self._way = "" if transport is not None else _proxy_to(base)
         _all.add(self)

@@ -181,6 +181,11 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
             return
         if stored.version < backup.snapshot.version:
             return
+        if stored.version == backup.snapshot.version:
+            raise BackupRefusedError(
+                f"nothing has changed here since {backup.name} (version {stored.version}): there is nothing "
+                "to restore"
+            )
     raise BackupRefusedError(
         f"the store holds a state already (version {stored.version}), which {backup.name} (version "
         f"{backup.snapshot.version}) does not go on from: --force gives it up"

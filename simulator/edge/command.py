@@ -8,6 +8,7 @@ from typing import Protocol
 
 import click
 
+from resource_manager.cli.base import Command
 from simulator.cli import BadInput, common_options, print_json
 from simulator.edge.dataset import KINDS, TIERS, Dataset, Kind
 from simulator.edge.dataset_files import read_dataset, write_dataset
@@ -34,7 +35,7 @@ class Planner(Protocol):
 POLICIES: dict[str, Planner] = {"timetable": plan_timetable, "water_gate": plan_water_gate}
 
 
-@click.command("edge")
+@click.command("edge", cls=Command)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

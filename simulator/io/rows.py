@@ -18,6 +18,8 @@ MAX_VALUE = 10**15
 
 MAX_SHOWN = 100
 
+PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip"}
+
 
 class Row(NamedTuple):
     """One row of a table: its values by column, and its position."""
@@ -79,6 +81,10 @@ class Row(NamedTuple):
         return value
 
 
+def _no_text(path: Path, error: Exception) -> str:
+    return "compressed: unpack it first" if path.suffix in PACKED else f"not a table of text: {error}"
+
+
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     """Yield the rows of a CSV file with a header; raise `InputError` for a missing file, column or value."""
     try:
@@ -105,7 +111,7 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
                 yield Row(dict(zip(header, texts, strict=True)), path, reader.line_num)
         except (UnicodeDecodeError, csv.Error) as error:
             line = reader.line_num or None  # not known of a byte that is no text
-            raise InputError(f"not a table of text: {error}", path=path, line=line) from error
+            raise InputError(_no_text(path, error), path=path, line=line) from error
 
 
 def _parsed(text: str) -> Any:
@@ -123,7 +129,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"not text: {error}", path=path) from error
+        raise InputError(_no_text(path, error), path=path) from error
     for line, part in enumerate(text.split("\n"), start=1):
         if not part.strip():
             continue

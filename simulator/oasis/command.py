@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.base import Command
 from simulator.cli import (
     BadInput,
     FiniteRange,
@@ -69,7 +70,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     return eta
 
 
-@click.command("oasis")
+@click.command("oasis", cls=Command)
 @options_as(
     "shape",
     InstanceShape,

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.base import Command
 from resource_manager.manager.cluster_file.reading import load_teams
 from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
@@ -44,7 +45,7 @@ ORDER_HELP = (
 )
 
 
-@click.command("replay")
+@click.command("replay", cls=Command)
 @workload_options(["openb", "muri", "csv", "json", "pollux", "shockwave"])
 @click.option("--policy", help=POLICY_HELP)
 @click.option("--order", help=ORDER_HELP)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.base import Command
 from resource_manager.storage.history_file import write_file
 from simulator import sweep
 from simulator.cli import common_options, print_json, reject_given, seeds_of, seeds_option
@@ -47,7 +48,7 @@ def parse_names_if_any(
     return None if value is None else parse_names(context, parameter, value)
 
 
-@click.command("compare")
+@click.command("compare", cls=Command)
 @workload_options(["openb", "csv", "json", "pollux", "shockwave"])
 @click.option(
     "--policies",

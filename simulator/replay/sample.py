@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from resource_manager.cli.base import Command
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Gpu, Node, Request
@@ -90,7 +91,7 @@ def _office_time(draw: random.Random) -> float:
             return round(HISTORY_START_S + 86400 * day + HOUR_S * hour, 1)
 
 
-@click.command("sample")
+@click.command("sample", cls=Command)
 @common_options
 def command(seed: int, output_dir: Path | None, as_json: bool) -> None:
     """Write sample-history.jsonl: a month of a small cluster, simulated, for trying `compare --history`."""

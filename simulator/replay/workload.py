@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from resource_manager.core.changes import (
@@ -40,6 +41,12 @@ from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lin
 
 NODE_COLUMNS = ("node", "gpus")
 JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
+AMOUNTS = ("cpus", "memory_mib")
+MORE_NODE_COLUMNS = ("gpu_type", "vendor", *AMOUNTS)
+MORE_JOB_COLUMNS = (
+    *("gpu_milli", "gpu_types", "vendor", *AMOUNTS),
+    *("nodes", "team", "priority", "expected_runtime_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ def read_workload(nodes_path: Path, jobs_path: Path, *, split_large_jobs: bool =
     file, line and reason. The columns are in docs/simulators/replay.md.
     """
     nodes = _read_nodes(nodes_path)
-    rows = list(_rows(jobs_path, JOB_COLUMNS))
+    rows = list(_rows(jobs_path, JOB_COLUMNS, MORE_JOB_COLUMNS))
     jobs = [_job(row) for row in rows]
     if not jobs:
         raise InputError("the file lists no job", path=jobs_path)
@@ -281,10 +288,16 @@ def _advice(request: Request, nodes: Sequence[Node], split_large_jobs: bool) -> 
     )
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    if path.suffix not in (".json", ".jsonl"):
-        return read_csv(path, columns)
-    return _json_rows(path, columns)
+def _rows(path: Path, columns: tuple[str, ...], more: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the rows; raise `InputError` for a column that is missing, or one that seems misspelt."""
+    read = _json_rows if path.suffix in (".json", ".jsonl") else read_csv
+    checked: set[str] = {*columns, *more}
+    for row in read(path, columns):
+        for name in row.values.keys() - checked:
+            if near := get_close_matches(name[:100], {*more} - row.values.keys(), 1):
+                raise row.fail(f"the column {name} is not read: did you mean {near[0]}? Rename or remove it")
+            checked.add(name)
+        yield row
 
 
 def _json_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
@@ -305,7 +318,7 @@ def _json_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
 def _read_nodes(path: Path) -> list[Node]:
     nodes: dict[str, Node] = {}
     gpus_left = MAX_GPUS
-    for row in _rows(path, NODE_COLUMNS):
+    for row in _rows(path, NODE_COLUMNS, MORE_NODE_COLUMNS):
         name = row.text("node")
         if not name or name in nodes:
             raise row.fail(f"the node name {name!r} is empty or used twice")
@@ -323,7 +336,7 @@ def _read_nodes(path: Path) -> list[Node]:
 def _amounts(row: Row) -> dict[str, float]:
     """Return the divisible resources of a row; whole amounts stay integers."""
     amounts: dict[str, float] = {}
-    for name in ("cpus", "memory_mib"):
+    for name in AMOUNTS:
         amount = row.number(name, 0.0)
         if amount:
             amounts[name] = _plain(amount)
@@ -340,8 +353,6 @@ def _job(row: Row) -> Job:
     expected = row.text("expected_runtime_s")
     runtime_s = row.number("runtime_s")
     gpus = row.whole("gpus")
-    if row.text("gpu_type") and "gpu_types" not in row.values:
-        raise row.fail("gpu_type is what a node has: the column of a job is gpu_types")
     try:
         request = Request(
             row.text("job"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from resource_manager.cli.base import Command
 from simulator.cli import common_options, print_json
 from simulator.io.files import write_json, write_text
 from simulator.progress import progress_bar
@@ -39,7 +40,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
         return memory_mib
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--workflows",
     "sources",

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.base import Command
 from simulator.cli import (
     BadInput,
     FiniteRange,
@@ -75,7 +76,7 @@ Point = tuple[str, float, str]
 """Axis of a sweep (empty: none), its value, scenario."""
 
 
-@click.command("vgpu")
+@click.command("vgpu", cls=Command)
 @click.option(
     "--scenarios",
     "--scenario",

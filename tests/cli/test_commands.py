@@ -225,6 +225,8 @@ def test_status_shows_free_used_and_closed_in_80_columns(run: Run) -> None:
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "-1"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "nan", "--json"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "inf", "--json"),
+        ("drain", "gpu-server-0", "--gpu", "0", "--gpu", "1"),
+        ("allocate", "t", "--gpus", "2", "--gpus", "4"),
         ("history", "--limit", "0"),
         ("history", "--after", "99999999999999999999"),
         ("status", "--watch", "0"),

@@ -20,7 +20,8 @@ def submit(run: Run, dag_run: int, index: int = -1, *options: str) -> str:
     """Submit a task of Airflow; return its short id."""
     lease_id = f"here:my_dag/run{dag_run}/train/{index}"
     labels = names("dag_id=my_dag", f"run_id=run{dag_run}", "task_id=train", f"map_index={index}")
-    found = json.loads(run("submit", lease_id, "--gpus", "2", *labels, *options, "--json").stdout)
+    gpus = () if "--gpus" in options else ("--gpus", "2")
+    found = json.loads(run("submit", lease_id, *gpus, *labels, *options, "--json").stdout)
     assert re.fullmatch("[a-z0-9]{4}", found["short_id"])
     return str(found["short_id"])
 
@@ -84,6 +85,8 @@ def test_the_history_names_what_has_ended(run: Run) -> None:
     run("release", again, "--outcome", "SUCCESS")
     assert first != again, "another lease of the same task"
     shown = [line.split("│")[-3].strip() for line in run("history", "--wide").stdout.splitlines()[3:-1]]
+    words = [line.split("│")[-4].strip() for line in run("history", "--wide").stdout.splitlines()[3:-1]]
+    assert words == ["grant", "release", "grant", "release"], "as --what takes them"
     assert shown == [
         f"my_dag.train {first} on gpu-server-0, GPUs 0, 1",
         f"my_dag.train {first}",

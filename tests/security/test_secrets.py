@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError, Settings
+from resource_manager.agent.sending import ReportSender
 from resource_manager.cli.program import main
 from resource_manager.cli.target import Target
 from resource_manager.errors import InvalidRequestError, redact
@@ -34,6 +35,10 @@ URLS = (
     f"redis+sentinel://:{SECRET}@127.0.0.1:1/x/0?sentinel_password={SECRET}",
     f"redis+sentinel://:{SECRET}@127.0.0.1:1",
     f"redis://:{SECRET}?x@127.0.0.1:1/0",
+    f"redis://:\u2100{SECRET}@127.0.0.1:1/0",  # which urllib refuses, and quotes
+    f"postgresql://ada:{SECRET}?x@127.0.0.1/x",
+    f"mysql://ada:{SECRET}?x@127.0.0.1/x",
+    f"sqlite://ada:{SECRET}?x@127.0.0.1/x",
     f"redis://:{SECRET}@127.0.0.1:port/0",
     f"unix://:{SECRET}@/nowhere/redis.sock",
     f"redis://:{SECRET}]@127.0.0.1:1/0",
@@ -59,6 +64,16 @@ def test_no_error_of_a_store_contains_the_password(url: str, caplog: pytest.LogC
         assert SECRET not in str(caught.value)
     assert SECRET not in caplog.text.replace(f"namespace={{{SECRET}}}", "")
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("rest", [f"{SECRET}?x", f"{SECRET}/x"])
+@pytest.mark.parametrize("connect", [ServiceClient, ReportSender])
+def test_no_error_about_the_address_of_a_service_contains_its_password(
+    connect: Callable[[str], object], rest: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        connect(f"http://ada:{rest}@127.0.0.1:1")
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", URLS[:-1])

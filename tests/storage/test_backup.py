@@ -271,6 +271,8 @@ def test_a_state_that_went_on_is_given_up_only_by_force(store: Store, tmp_path: 
     cluster = started(store)
     add(store, cluster, "a")
     backup = backup_of(store, tmp_path)
+    with pytest.raises(BackupRefusedError, match=r"nothing has changed here since .* nothing to restore$"):
+        restore(store, backup)
     add(store, cluster, "b")
     with pytest.raises(BackupRefusedError, match="--force gives it up"):
         restore(store, backup)

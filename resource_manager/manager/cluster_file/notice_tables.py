@@ -21,9 +21,7 @@ class NoticeTable(BaseModel):
     on: list[Event] = Field(min_length=1, max_length=10, description="Events that are sent.")
     to: Annotated[str, Field(min_length=1, max_length=2000)] = Field(description="Address of the webhook.")
     team: Name | Literal[""] = Field(default="", description="Only of leases of this team.")
-    private: bool = Field(
-        default=False, description="The address may redirect to one of a private network."
-    )
+    private: bool = Field(default=False, description="The address may redirect to one of a private network.")
 
     @field_validator("to")
     @classmethod

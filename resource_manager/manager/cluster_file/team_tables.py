@@ -23,8 +23,7 @@ MAX_TEAMS = 10_000
 MAX_GPUS = 4_000_000
 
 Gpus = (
-    Annotated[int, Field(ge=0, le=MAX_GPUS)]
-    | Annotated[float, Field(ge=0, le=MAX_GPUS, allow_inf_nan=False)]
+    Annotated[int, Field(ge=0, le=MAX_GPUS)] | Annotated[float, Field(ge=0, le=MAX_GPUS, allow_inf_nan=False)]
 )
 UnixUser = Annotated[str, Field(max_length=32, pattern=r"^([a-z_][a-z0-9_-]*)?$")]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]

@@ -85,8 +85,8 @@ class RedisClient:
         """
         try:
             parts = urlsplit(url)
-        except ValueError as error:  # brackets without an IPv6 address
-            raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
+        except ValueError as error:  # brackets without an IPv6 address; it may quote the password
+            raise SettingsError(f"wrong Redis URL {redact(url)!r}: its host is wrong") from error
         if parts.scheme not in SCHEMES:
             raise SettingsError(f"{redact(url)!r} is not a Redis URL; it must begin with one of {_schemes()}")
         base = url.partition("?")[0]

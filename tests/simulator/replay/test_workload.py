@@ -225,11 +225,12 @@ def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
             "jobs.csv:1: the column runtime_s is missing: there is 'job,submit_s,run_time,",
         ),
         (",", ";", "nodes.csv:1: the column node is missing: there is 'node;gpus;"),
+        ("priority", "prioirty", "jobs.csv:2: the column prioirty is not read: did you mean priority?"),
         ("priority", "gpus", "jobs.csv:1: the column gpus appears twice"),
         (
             "gpu_types",
             "gpu_type",
-            "jobs.csv:3: gpu_type is what a node has: the column of a job is gpu_types",
+            "jobs.csv:2: the column gpu_type is not read: did you mean gpu_types? Rename or remove it",
         ),
         (
             ",gpu_type,",
@@ -318,6 +319,14 @@ def test_a_file_that_is_no_text_has_no_line(tmp_path: Path) -> None:
     _, jobs = files(tmp_path)
     jobs.write_bytes(gzip.compress(jobs.read_bytes()))
     assert "jobs.csv: not a table of text: 'utf-8' codec can't decode" in replay(tmp_path).stderr
+
+
+def test_a_compressed_trace_is_to_be_unpacked(tmp_path: Path) -> None:
+    nodes, jobs = files(tmp_path)
+    for name in ("jobs.csv.gz", "jobs.jsonl.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(jobs.read_bytes()))
+        with pytest.raises(InputError, match=f"/{name}: compressed: unpack it first$"):
+            read_workload(nodes, tmp_path / name)
 
 
 @pytest.mark.parametrize(
