@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Identity,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    event,
+)
 from sqlalchemy.dialects.mysql import LONGTEXT
 
 SCHEMA = "gpu_manager"
@@ -34,10 +47,10 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
     """Return the tables in that schema, their names with that prefix."""
     tables = MetaData(schema=schema)
 
-    def table(name: str, *columns: Column[Any], **of_one_dialect: Any) -> None:
+    def table(name: str, *columns: Column[Any], **of_one_dialect: Any) -> Table:
         exact = {"charset": "utf8mb4", "collate": "utf8mb4_bin", "engine": "InnoDB"}
         options = {f"{kind}_{key}": value for kind in ("mysql", "mariadb") for key, value in exact.items()}
-        Table(prefix + name, tables, *columns, **options, **of_one_dialect)  # type: ignore[call-overload]
+        return Table(prefix + name, tables, *columns, **options, **of_one_dialect)  # type: ignore[call-overload,no-any-return]
 
     def namespace() -> Column[Any]:
         return Column("namespace", _name(MAX_NAMESPACE), primary_key=True)
@@ -60,16 +73,19 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         Column("lock_token", _name(32), nullable=False),
         Column("lock_expires_at", Double, nullable=False),
     )
-    table(
+    snapshot = table(
         "snapshot",
         namespace(),
         Column("version", BigInteger, nullable=False),
         Column("inventory_version", BigInteger, nullable=False),
         Column("inventory", _BODY, nullable=False),
         Column("body", _BODY, nullable=False),
-        # Until it is analysed, it is taken for 580 rows, and each query of the views is compiled for them.
-        postgresql_with={"autovacuum_analyze_threshold": 0, "autovacuum_analyze_scale_factor": 0},
     )
+    # Until it is analysed, it is taken for 580 rows, and each query of the views is compiled for them.
+    # SQLAlchemy has an argument for it only since 2.1, which older versions of Airflow do not take.
+    analysed = "autovacuum_analyze_threshold = 0, autovacuum_analyze_scale_factor = 0"
+    set_it = DDL(f"ALTER TABLE %(fullname)s SET ({analysed})")  # type: ignore[no-untyped-call]
+    event.listen(snapshot, "after_create", set_it.execute_if(dialect="postgresql"))
     table(
         "change",
         namespace(),

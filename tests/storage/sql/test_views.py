@@ -29,7 +29,7 @@ from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
 from tests.builders import redefine
-from tests.sql_servers import DATABASES
+from tests.sql_servers import DATABASES, SqlServer
 from tests.storage.walk import Walk, first_state, granted, started
 
 
@@ -43,6 +43,14 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         url = url.replace("/postgres?", f"/{name}?")
     with closing(SqlStore(Database(url), snapshot_every=5)) as opened:
         yield opened
+
+
+def test_postgresql_analyses_the_snapshot_after_each_change(postgresql: SqlServer) -> None:
+    with closing(Database(postgresql.fresh_url())) as database:
+        database.create()
+        query = "SELECT reloptions FROM pg_class WHERE oid = '{snapshot}'::regclass"
+        [row] = database.run(lambda connection: list(database.execute(connection, query)))
+    assert set(row[0]) == {"autovacuum_analyze_threshold=0", "autovacuum_analyze_scale_factor=0"}
 
 
 @pytest.fixture
