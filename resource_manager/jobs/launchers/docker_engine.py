@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ class Engine:
 
         # With version="auto" the hook contacts the engine here, which raises if the engine is down.
         self.api = DockerHook(conn_id, url, version="auto", timeout=TIMEOUT_S).api_client
+        # Not at the end of the process: a forked child must send nothing on the connections of its parent.
+        weakref.finalize(self, self.api.close).atexit = False
         self.about: Mapping[str, Any] = self.api.info()
         self.opened_at = time.monotonic()
 

@@ -110,6 +110,10 @@ def test_a_client_is_replaced_when_it_is_old(engine: Engine) -> None:
     assert docker_engine.shared_engine(engine.place.address, None) is first
     first.opened_at -= docker_engine.MAX_AGE_S
     assert docker_engine.shared_engine(engine.place.address, None) is not first
+    pools = first.api.get_adapter(first.api.base_url).poolmanager.pools
+    assert len(pools) == 1, "who looks at jobs goes on with the old one"
+    del first
+    assert len(pools) == 0, "its connections are closed"
 
 
 def test_another_engine_at_the_address_is_noticed_before_a_job_is_taken_for_gone(engine: Engine) -> None:
