@@ -173,9 +173,16 @@ class SlurmCluster:
         return self.ask(f"sinfo -h -N -p gpu -t {state} -o %N", check=False).split()
 
     def kill(self, name):
-        """Kill the controller, or the daemon of a node."""
+        """Kill a daemon."""
         self._children[name].kill()
         self._children.pop(name).wait()
+
+    def kill_controller(self):
+        """Kill the controller once its state has the jobs of now: it would give a number again."""
+        began = time.time()
+        self.ask("squeue -h -o %i | xargs -rI % scontrol update job=% nice=0")
+        _wait(lambda: (self.home / "state" / "job_state").stat().st_mtime > began, 30, "Slurm's state")
+        self.kill("slurmctld")
 
     def ask(self, command, check=True):
         """Return the output of one of Slurm's commands."""

@@ -118,7 +118,7 @@ def test_a_job_goes_on_though_worker_triggerer_and_controller_were_killed(airflo
     run.wait_until_deferred()
     wait_for(count.exists, what="the job")
     airflow.kill("triggerer")
-    slurm.kill("slurmctld")
+    slurm.kill_controller()
     airflow.start("triggerer")
     wait_for(lambda: "Slurm cannot be asked; still watching" in run.log(), 300.0, "a look without an answer")
     slurm.start_controller()

@@ -143,9 +143,9 @@ class TestFaults:
             launcher.start(shell(key, "echo begun"))
 
     def test_a_job_outlives_slurms_controller(self, launcher, key, slurm):
-        launcher.start(shell(key, "echo begun; sleep 4; echo end"))
+        launcher.start(shell(key, "echo begun; sleep 12; echo end"))
         wait_for(lambda: "begun" in launcher.logs(key).text)
-        slurm.kill("slurmctld")
+        slurm.kill_controller()
         with pytest.raises(LauncherUnreachableError, match=r"cannot be seen on .*Unable to contact slurm"):
             launcher.status(key)
         with pytest.raises(LauncherUnreachableError, match="Unable to contact slurm"):
