@@ -371,9 +371,8 @@ def redact(url: str) -> str:
     if not separator:
         scheme, rest = "", url
     before_query, _, query = rest.partition("?")
-    if "@" not in before_query and "@" in unquote(
-        query
-    ):  # perhaps a password with an unescaped question mark
+    if "@" not in before_query and "@" in unquote(query):
+        # Perhaps a password with an unescaped question mark.
         return f"{scheme}{separator}…"
     login, at, place = before_query.rpartition("@")
     return f"{scheme}{separator}{login.partition(':')[0]}{at}{place}"

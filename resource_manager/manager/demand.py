@@ -36,7 +36,7 @@ from resource_manager.manager.demand_fields import (
     Labels,
     LeaseId,
     Name,
-    Number,
+    Percent,
     Quantity,
     Seconds,
     ServerRef,
@@ -151,7 +151,7 @@ class Demand(BaseModel):
         description="Wait before it preempts others, in seconds or as 2min; default: that of the teams file.",
     )
     labels: Labels = Field(default_factory=dict, description="Labels of the lease, such as model=bert.")
-    idle_below: Annotated[Number, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+    idle_below: Percent | None = Field(
         default=None, description="Utilization in percent below which its GPUs count as idle."
     )
     idle_after: Seconds | None = Field(

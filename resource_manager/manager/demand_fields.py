@@ -103,8 +103,8 @@ ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 Deadline = Annotated[float | datetime, BeforeValidator(deadline_of)]
-Number = Annotated[float, BeforeValidator(_number)]
-Worth = Annotated[Number, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), BeforeValidator(_number)]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False), BeforeValidator(_number)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]

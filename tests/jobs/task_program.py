@@ -26,7 +26,6 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import TaskDeferred
     except ImportError:
         from airflow.exceptions import TaskDeferred  # type: ignore[no-redef]
-    from airflow.sdk import Variable
 
     from resource_manager.airflow import shared_manager, task_results
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
@@ -73,7 +72,6 @@ def shorten_airflow() -> None:
 
     notes.set_xcom, notes.get_xcom = set_xcom, get_xcom  # type: ignore[attr-defined]
     task_results.CurrentAccess = Variables  # type: ignore[assignment, attr-defined]
-    Variable.delete = lambda key: _file(key).unlink()  # type: ignore[method-assign]
 
 
 class Variables:
@@ -85,6 +83,9 @@ class Variables:
     def set(self, key: str, text: str, before: str | None) -> bool:
         _file(key).write_text(text)
         return True
+
+    def delete(self, key: str) -> None:
+        _file(key).unlink(missing_ok=True)
 
 
 def hold_starts() -> None:
