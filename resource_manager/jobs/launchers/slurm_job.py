@@ -237,9 +237,10 @@ def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
     known, granted = _id_of(directory), ""
     own = [job for job in queue if job["directory"] == directory]
     job = next((each for each in own if each["id"] == known), own[0] if own else None)
-    exit_code = job_files.number_in(directory, "exit_code")
     if job is None and known is not None:
         job = slurm.known_job(known)
+    # After the word of Slurm, which may end the last run of a job that was requeued.
+    exit_code = job_files.number_in(directory, "exit_code")
     if job is None:
         return found if exit_code is None else {**found, "state": "finished", "exit_code": exit_code}
     with suppress(FileNotFoundError):
