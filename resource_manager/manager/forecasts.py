@@ -363,7 +363,6 @@ class Forecasts:
             for_a_while(limit_s),
             (wanted,) if wanted else (),
             sorted(arrivals, key=lambda arrival: arrival.at(0.5)),
-            now,
         )
 
     def _model(self, cluster: ClusterState) -> RuntimeModel:

@@ -55,7 +55,7 @@ class DrawnEnds:
         draw: Callable[[], float],
         now: float,
     ) -> None:
-        self.draw, self._quantiles_of, self._now = draw, quantiles_of, now
+        self.draw, self._quantiles_of, self.now = draw, quantiles_of, now
         self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
         self._over = {name: len(runs) for name, runs in cluster.runtimes.runs.items()}
         self._elapsed: dict[str, list[float]] = defaultdict(list)
@@ -88,7 +88,7 @@ class DrawnEnds:
 
         Levels are drawn from strata (Latin hypercube; McKay, Beckman and Conover, Technometrics 1979).
         """
-        draw, now, found, play = self.draw, self._now, self._fixed.copy(), self._plays
+        draw, now, found, play = self.draw, self.now, self._fixed.copy(), self._plays
         self._plays += 1
         self._common = ((self._of_many[0] * play + self._of_many[1]) % STRATA + draw()) / STRATA
         for ends, stride, begin, lease in self._ends:  # for thousands of leases, in each play

@@ -149,7 +149,6 @@ def forecast_starts(
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
     arrivals: Sequence[Arrival] = (),
-    since: float | None = None,
 ) -> dict[str, Start]:
     """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
 
@@ -158,8 +157,7 @@ def forecast_starts(
     once those `wanted` have started, by default all.
     """
     extra = list(extra)
-    since = current.now if since is None else since
-    starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals, since)
+    starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals, drawn.now)
     if LATER in starts.values():
         return starts
     plays: list[_Play] = []
@@ -170,7 +168,7 @@ def forecast_starts(
         while len(plays) < count:
             with cluster.trial():
                 events = chain(drawn.running(), _requests(arrivals, drawn.draw))
-                play = _play(cluster, current, events, drawn, goes_on, wanted or starts, since)
+                play = _play(cluster, current, events, drawn, goes_on, wanted or starts, drawn.now)
             if play.is_cut:
                 break
             plays.append(play)
