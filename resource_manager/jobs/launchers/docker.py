@@ -217,11 +217,11 @@ class DockerLauncher:
         return made["Id"]
 
     def _pull(self, image: str) -> None:
-        name, tag = self._docker.utils.parse_repository_tag(image)
         try:
-            for line in self._api.pull(name, tag or "latest", stream=True, decode=True):
-                if "error" in line:
-                    raise LauncherError(f"image {image!r} is not on {self.engine} and {line['error']}")
+            with closing(self._api.pull(image, stream=True, decode=True)) as lines:
+                for line in lines:
+                    if "error" in line:
+                        raise LauncherError(f"image {image!r} is not on {self.engine} and {line['error']}")
         except self._docker.errors.APIError as error:
             raise LauncherError(
                 f"image {image!r} is not on {self.engine} and cannot be pulled: {error.explanation}"
