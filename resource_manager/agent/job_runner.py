@@ -156,12 +156,12 @@ class AgentJobs:
                 self._stop.wait(10 * TICK_S)
 
     def _converge(self) -> None:
+        self._acts = {key: act for key, act in self._acts.items() if not act.done()}
         with self._lock:
             items = list(self._items.values())
         for item in items:
             key = item["key"]
-            act = self._acts.get(key)
-            if (act is None or act.done()) and not self._is_done(item):
+            if key not in self._acts and not self._is_done(item):
                 pool = self._starting if item["want"] in ("prepare", "run") else self._ending
                 self._acts[key] = pool.submit(self._carry_out, item)
 
