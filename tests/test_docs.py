@@ -423,10 +423,11 @@ def test_the_dag_of_the_readme_is_the_one_that_a_command_writes(tmp_path: Path) 
     assert written.read_text().partition('"""\n\n')[2] == shown
 
 
-def test_the_readme_asks_what_the_index_asks() -> None:
+def test_the_readme_asks_some_of_what_the_index_asks() -> None:
     index, readme = ((ROOT / name).read_text() for name in ("docs/index.md", "README.md"))
-    [questions] = re.findall(r"^\| question \| page \|\n(?:\|.*\n)+", index, re.MULTILINE)
-    assert questions.replace("](", "](docs/") in readme
+    rows = re.findall(r"^\| .*\? \| .*", readme, re.MULTILINE)
+    assert rows
+    assert [row for row in rows if row.replace("](docs/", "](") not in index.splitlines()] == []
 
 
 def test_every_page_that_answers_a_question_is_in_the_index() -> None:
