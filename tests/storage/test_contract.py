@@ -16,9 +16,11 @@ from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     Expired,
     GpuCleaned,
@@ -35,6 +37,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -249,6 +252,45 @@ def test_a_drained_node_that_left_with_its_last_lease_comes_back_drained(open_cl
         mine.apply(change)
         assert fresh(open_client()) == normal(mine.snapshot())
     assert mine.by_name[name].drained == drained
+
+
+def test_a_server_that_left_leaves_its_last_port_to_none_of_its_name(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    first, second, *_ = nodes = mine.snapshot().nodes
+    members = (Placement(first.name, (0,), port=29500), Placement(second.name, (0,)))
+    steps: list[Change] = [
+        Granted(Lease(Request("gang", 1, nodes=2), members, 1, store.now(), 1e12), store.now()),
+        Released("gang", 1, store.now()),
+        InventoryChanged(nodes[1:], store.now()),
+        InventoryChanged(nodes, store.now()),
+    ]
+    ports = []
+    for version, change in enumerate(steps):
+        store.commit(version, [change], now=store.now())
+        mine.apply(change)
+        assert fresh(open_client()) == normal(mine.snapshot())
+        ports.append(dict(mine.snapshot().last_ports))
+    assert ports == [{first.name: 29500}, {first.name: 29500}, {}, {}]
+
+
+def test_nothing_is_announced_any_more_of_what_waits_or_is_withdrawn(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    steps: list[Change] = [
+        *(Announced(Request(name, 1), store.now()) for name in ("i:d/r/map", "i:d/r/one", "i:d/r/later")),
+        Queued(Request("i:d/r/map/7", 1), 0, 1, store.now()),
+        Queued(Request("i:d/r/one", 1), 0, 2, store.now()),
+        Announced(Request("i:d/r/branch", 1), store.now()),
+        Withdrawn("i:d/r/branch", store.now(), "the run has ended"),
+        DeadlineRisk("i:d/r/one", store.now(), 1e12),
+        DeadlineRisk("i:d/r/one", store.now(), None),
+    ]
+    for version, change in enumerate(steps):
+        store.commit(version, [change], now=store.now())
+        mine.apply(change)
+        assert fresh(open_client()) == normal(mine.snapshot())
+    assert (list(mine.announced), mine.at_risk) == (["i:d/r/later"], {})
 
 
 def test_settings_and_adoptions_are_of_the_state(open_client: OpenStore) -> None:
