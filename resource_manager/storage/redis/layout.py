@@ -16,7 +16,6 @@ from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import (
-    AVOIDED_S,
     MAX_FAILED_STARTS,
     FailedStarts,
     in_order,
@@ -165,7 +164,7 @@ def _failed_start(change: changes.Change) -> list[str]:
     """Return the release that is remembered because of the nodes that it names."""
     if not isinstance(change, changes.Released) or not change.failed_nodes:
         return []
-    return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
+    return ["failed", str(MAX_FAILED_STARTS), change_to_json(change)]
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:

@@ -313,16 +313,13 @@ for i = begin, #ARGV, 3 do
   elseif operation == 'job' then
     keep_job(key, json)
   elseif operation == 'failed' then
-    -- The key has the most of these releases that are kept, and for how long.
-    local most, seconds = string.match(key, '^(%d+) (%d+)$')
-    local at, kept = cjson.decode(json).at, {}
+    -- The key has the most of these releases that are kept; who reads them leaves out what is over.
+    local kept = {}
     for line in string.gmatch(redis.call('HGET', rules, 'failed_starts') or '', '[^\n]+') do
-      if at < cjson.decode(line).at + tonumber(seconds) then
-        kept[#kept + 1] = line
-      end
+      kept[#kept + 1] = line
     end
     kept[#kept + 1] = json
-    redis.call('HSET', rules, 'failed_starts', table.concat(kept, '\n', math.max(1, #kept - tonumber(most) + 1)))
+    redis.call('HSET', rules, 'failed_starts', table.concat(kept, '\n', math.max(1, #kept - tonumber(key) + 1)))
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
   elseif operation == 'resume' or operation == 'forget' then
