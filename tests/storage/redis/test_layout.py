@@ -211,7 +211,7 @@ def test_a_release_is_remembered_if_it_names_servers_on_which_its_job_did_not_st
     failed = Released("t", 7, 5.0, "FAILED", reason="refused", failed_nodes=("a",))
     ended = Released("t", 7, 5.0, reason="its user ended it")
     assert "failed" not in [name for name, _, _ in steps(ended)]
-    assert steps(failed)[-1] == ["failed", "256 600", change_to_json(failed)]
+    assert steps(failed)[-1] == ["failed", "256", change_to_json(failed)]
     snapshot = Snapshot(9, 12, 5, NODES, last_node="b", failed_starts=(failed,))
     parts = parts_of(snapshot)
     assert parts[:2] == ["rule", "failed_starts"]

@@ -105,14 +105,10 @@ end
 
 -- Keep what an ended lease, or the members of these ranks, held on watched nodes: it is free only once it is
 -- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers.
-local watching
-local function watches()
-  if watching == nil then
-    watching = redis.call('HLEN', gpus) > 0
-  end
-  return watching
-end
 local function begin_cleaning(text, ending, ranks)
+  if redis.call('HLEN', gpus) == 0 then
+    return
+  end
   text = text and string.match(text, '^[^\n]*')  -- without the places of its jobs
   local lease = text and cjson.decode(text).lease
   local members = lease and lease.members or {}
@@ -240,9 +236,7 @@ for i = begin, #ARGV, 3 do
     end
     end_announced(key)
   elseif operation == 'end' then
-    if watches() then
-      begin_cleaning(redis.call('HGET', leases, key), json)
-    end
+    begin_cleaning(redis.call('HGET', leases, key), json)
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
     redis.call('HDEL', quarantined, key)
@@ -257,9 +251,7 @@ for i = begin, #ARGV, 3 do
       redis.call('HDEL', quarantined, lease)
       redis.call('HDEL', preempting, lease)
     end
-    if watches() then
-      begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
-    end
+    begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
     released = released and released .. '\n' .. json or json
     local left = #cjson.decode(string.match(redis.call('HGET', leases, key), '^[^\n]*')).lease.members
     for line in string.gmatch(released, '[^\n]+') do
@@ -330,7 +322,6 @@ for i = begin, #ARGV, 3 do
     end
   elseif operation == 'set gpu' then
     redis.call('HSET', gpus, key, json)
-    watching = true
   elseif operation == 'unset gpu' or operation == 'forget gpu' then
     redis.call('HDEL', gpus, key)
   end
