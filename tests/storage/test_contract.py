@@ -1218,6 +1218,7 @@ def test_jobs_end_by_time_which_an_empty_text_changes(open_client: OpenStore) ->
     store_jobs(store, cluster, "c", JobRow("d" * 32, "", "", 3600))  # as at the end of a lease without one
     assert texts(store, "d" * 32) == {}
     wait_for(lambda: texts(store, name) == {})
+    store_jobs(store, cluster, "d", JobRow(other, "", "", 7200))
     assert texts(store, other) == {other: "job"}
 
 

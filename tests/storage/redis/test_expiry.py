@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from resource_manager.core.changes import Cancelled, Queued
+from resource_manager.core.models import Request
 from resource_manager.rest.redis_persistence import RedisSessions
 from resource_manager.rest.sessions import SESSION_LIFE_S
 from resource_manager.storage import open_store
@@ -54,6 +56,16 @@ def test_all_but_the_state_has_an_end(embedded_redis: RedisServer) -> None:
         "report-record:gpu-a": RECORD_TTL_S,
         "sessions:t": SESSION_LIFE_S,
     }
+
+
+def test_what_a_waiter_was_told_goes_if_it_has_died(embedded_redis: RedisServer) -> None:
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    with closing(RedisStore(client)) as store:
+        version = started(store).version
+        store.commit(version, [Queued(Request("t", 1), 1.0, 1, 1.0)], now=store.now())
+        client.driver.set(client.key("pending:waits:t"), 1)
+        store.commit(version + 1, [Cancelled("t", 2.0)], now=store.now())
+        assert 0 < client.driver.pttl(client.key("pending:woken:t")) <= 5000
 
 
 def test_the_names_of_keys_that_are_gone_go_with_the_next_key(embedded_redis: RedisServer) -> None:
