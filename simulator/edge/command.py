@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import click
 
 from resource_manager.cli.base import Command
 from simulator.cli import BadInput, common_options, print_json
-from simulator.edge.dataset import KINDS, TIERS, Dataset, Kind
+from simulator.edge.dataset import TIERS
 from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.environment import Environment
 from simulator.edge.plan import read_plan, write_plan
@@ -21,18 +21,9 @@ from simulator.edge.timetable import plan_timetable
 from simulator.edge.water_gate import plan_water_gate
 from simulator.io.files import write_json
 from simulator.present.tables import print_tables
-from simulator.progress import Progress, progress_bar
+from simulator.progress import progress_bar
 
-
-class Planner(Protocol):
-    """Planner of a dataset on devices of those kinds; it returns the environment, which has the plan."""
-
-    def __call__(
-        self, dataset: Dataset, kinds: tuple[Kind, ...] = KINDS, *, seed: int = 0, progress: Progress = ...
-    ) -> Environment: ...
-
-
-POLICIES: dict[str, Planner] = {"timetable": plan_timetable, "water_gate": plan_water_gate}
+POLICIES: dict[str, Callable[..., Environment]] = {"timetable": plan_timetable, "water_gate": plan_water_gate}
 
 
 @click.command("edge", cls=Command)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simulator.errors import InputError
 from simulator.io.rows import read_json
 
-Document = TypeVar("Document", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_document(path: Path, model: type[Document]) -> Document:
+class Document(BaseModel):
+    """Base of every part of a file: exact types, finite numbers, no unknown key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def read_document(path: Path, model: type[Model]) -> Model:
     """Return the file's document; raise `InputError`."""
     value = read_json(path)
     try:

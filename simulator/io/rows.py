@@ -39,8 +39,10 @@ class Row(NamedTuple):
             raise self.fail(f"{column} is {json.dumps(value)[:MAX_SHOWN]}, not one text or number")
         return "" if value is None else str(value).strip()
 
-    def whole(self, column: str, default: int | None = None, *, most: float = MAX_VALUE) -> int:
-        """Return a whole number of 0 to `most`; an empty value gives the default, if there is one."""
+    def whole(
+        self, column: str, default: int | None = None, *, least: int = 0, most: float = MAX_VALUE
+    ) -> int:
+        """Return a whole number of `least` to `most`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -48,8 +50,8 @@ class Row(NamedTuple):
             value = int(text)
         except ValueError:
             raise self.fail(f"{column} is {text!r}, not a whole number") from None
-        if value < 0:
-            raise self.fail(f"{column} is {value}, below 0")
+        if value < least:
+            raise self.fail(f"{column} is {value}, below {least:,}")
         if value > most:
             raise self.fail(f"{column} is {value}, above {most:,}")
         return value

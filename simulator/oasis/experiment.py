@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from simulator.oasis.baselines import Dorm, Drf, Fifo, Rrh
-from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S, FixedPlan, Optimum, find_optimum
 from simulator.oasis.planner import Oasis
@@ -27,21 +26,14 @@ class OasisCase:
     prices: Prices
 
 
-class MakeScheduler(Protocol):
-    """Factory of the scheduler of a case on an empty ledger."""
-
-    def __call__(self, ledger: Ledger, case: OasisCase) -> Scheduler: ...
-
-
-SCHEDULERS: dict[str, MakeScheduler] = {
+SCHEDULERS: dict[str, Callable[..., Scheduler]] = {
     "oasis": lambda ledger, case: Oasis(ledger, case.prices),
     "fifo": lambda ledger, case: Fifo(ledger, case.seed),
     "drf": lambda ledger, case: Drf(ledger),
     "rrh": lambda ledger, case: Rrh(ledger, case.seed),
     "dorm": lambda ledger, case: Dorm(ledger, case.instance),
 }
-"""Algorithm -> factory of its scheduler."""
-
+"""Algorithm -> factory of its scheduler from an empty ledger and the `case`."""
 
 ALGORITHMS = (*SCHEDULERS, "optimal")
 

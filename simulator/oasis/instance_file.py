@@ -5,19 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.io.documents import read_document
+from simulator.io.documents import Document, read_document
 from simulator.io.files import write_json
 from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, TrainingJob
-
-
-class Document(BaseModel):
-    """Base of every part of the file: exact types, finite numbers, no unknown key."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class AmountsDocument(Document):

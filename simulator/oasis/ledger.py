@@ -53,17 +53,13 @@ class Pool:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def demand(self, job: TrainingJob) -> Units:
-        """Return the demand of one worker, or one PS, of the job."""
-        return demand_of(job, self.role)
-
     def fit_when_empty(self, job: TrainingJob) -> int:
         """Return how many workers (or PS) of the job fit when nothing else runs."""
-        return int(max_multiple(self.capacity, self.demand(job)).sum())
+        return int(max_multiple(self.capacity, demand_of(job, self.role)).sum())
 
     def fit(self, job: TrainingJob, first_slot: int, last_slot: int | None = None) -> Ints:
         """Return how many workers (or PS) of the job still fit on each server: slots x servers."""
-        return max_multiple(self.free[first_slot:last_slot], self.demand(job))
+        return max_multiple(self.free[first_slot:last_slot], demand_of(job, self.role))
 
 
 def demand_of(job: TrainingJob, role: str) -> Units:
@@ -106,7 +102,7 @@ class Ledger:
         Raises `SimulationError` if the allocator refuses: the scheduler's plan exceeds a capacity.
         """
         pool = self.pool(role)
-        demand = pool.demand(job)
+        demand = demand_of(job, role)
         self._placed[slot] += 1
         request = Request(
             lease_id=f"{job.job_id}/{role}/{self._placed[slot]}",

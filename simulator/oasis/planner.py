@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from simulator.oasis.ledger import PS, WORKER, Floats, Ints, Ledger
+from simulator.oasis.ledger import Floats, Ints, Ledger, Pool, demand_of
 from simulator.oasis.model import TrainingJob
 from simulator.oasis.prices import Prices
 
@@ -73,13 +73,7 @@ def best_schedule(job: TrainingJob, slot: int, ledger: Ledger, prices: Prices) -
     if ledger.slots - first < job.shortest_duration:
         return None
     most = min(job.chunks, job.work)
-    workers = Supply(
-        prices.unit_price(ledger.worker, job.worker_units, first),
-        ledger.worker.fit(job, first),
-        WORKER,
-        first,
-    )
-    servers = Supply(prices.unit_price(ledger.ps, job.ps_units, first), ledger.ps.fit(job, first), PS, first)
+    workers, servers = (Supply(pool, job, prices, first) for pool in (ledger.worker, ledger.ps))
     ps_for = np.array(job.ps_for[: most + 1])
     cost = workers.cost(most) + servers.cost(int(ps_for[-1]))[:, ps_for]
     best = cheapest_worker_slots(job, first, cost)
@@ -100,8 +94,9 @@ class Supply:
     `price` and `fit` are slots x servers; the first row is slot `first_slot`.
     """
 
-    def __init__(self, price: Floats, fit: Ints, role: str, first_slot: int) -> None:
-        self.role = role
+    def __init__(self, pool: Pool, job: TrainingJob, prices: Prices, first_slot: int) -> None:
+        price, fit = prices.unit_price(pool, demand_of(job, pool.role), first_slot), pool.fit(job, first_slot)
+        self.role = pool.role
         self.first_slot = first_slot
         self.order = np.argsort(price, axis=1, kind="stable")
         self.price = np.take_along_axis(price, self.order, axis=1)

@@ -33,33 +33,28 @@ from simulator.replay.report import page_of, table_of, team_table
 from simulator.replay.verdict import by_team, cautions, findings, rows, verdict
 
 
-def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
-    """Return the names of a comma-separated list."""
+def parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
+    """Return the names of a comma-separated list; None where none was given."""
+    if value is None:
+        return None
     names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not names:
         raise click.BadParameter("lists no name")
     return names
 
 
-def parse_names_if_any(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> list[str] | None:
-    """Names, separated by commas; None where none were given."""
-    return None if value is None else parse_names(context, parameter, value)
-
-
 @click.command("compare", cls=Command)
 @workload_options(["openb", "csv", "json", "pollux", "shockwave"])
 @click.option(
     "--policies",
-    callback=parse_names_if_any,
+    callback=parse_names,
     help="Placement and round policies; default first_fit,best_fit,fgd, or the study's.",
 )
 @click.option(
     "--orders",
     "--order",
     "orders",
-    callback=parse_names_if_any,
+    callback=parse_names,
     help="Queue orders, also with +backfill; default priority+backfill for --history, else fifo.",
 )
 @seeds_option

@@ -361,7 +361,7 @@ def _job(row: Row) -> Job:
             _amounts(row),
             tuple(filter(None, row.text("gpu_types").split("|"))),
             vendor=row.text("vendor"),
-            priority=_signed(row, "priority"),
+            priority=row.whole("priority", 0, least=-MAX_VALUE),
             team=row.text("team"),
             expected_runtime_s=row.number("expected_runtime_s") if expected else runtime_s,
             nodes=row.whole("nodes", 1),
@@ -369,14 +369,3 @@ def _job(row: Row) -> Job:
     except InvalidRequestError as error:
         raise row.fail(str(error)) from error
     return Job(request, row.number("submit_s"), runtime_s)
-
-
-def _signed(row: Row, column: str) -> int:
-    text = row.text(column) or "0"
-    try:
-        value = int(text)
-    except ValueError:
-        raise row.fail(f"{column} is {text!r}, not a whole number") from None
-    if abs(value) > MAX_VALUE:
-        raise row.fail(f"{column} is {text}, beyond {MAX_VALUE:,}")
-    return value

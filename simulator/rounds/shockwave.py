@@ -42,7 +42,7 @@ class ShockwaveJob(Job):
     batch_size: int = field(kw_only=True)
     mode: str = field(kw_only=True)
     total: int = field(kw_only=True)
-    alone_s: float = field(kw_only=True)
+    exclusive_s: float = field(kw_only=True)
     tables: Tables = field(kw_only=True)
     first_batch_size: int = field(init=False)
     run: int = 0
@@ -78,10 +78,6 @@ class ShockwaveJob(Job):
         low = max(count for count in rates if count < gpus)
         high = min(count for count in rates if count > gpus)
         return rates[low] + (rates[high] - rates[low]) * (gpus - low) / (high - low)
-
-    @property
-    def exclusive_s(self) -> float:
-        return self.alone_s
 
     def epoch_steps(self, batch_size: int) -> int:
         """Return the steps of one epoch at a batch size."""
@@ -188,7 +184,7 @@ def _job(row: Row, tables: Tables) -> ShockwaveJob:
         batch_size=size,
         mode=mode,
         total=row.whole("steps"),
-        alone_s=row.number("exclusive_s"),
+        exclusive_s=row.number("exclusive_s"),
         tables=tables,
     )
 

@@ -16,7 +16,7 @@ from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import RawEnv
-from simulator.serverless.run import Episode, as_row, run
+from simulator.serverless.run import Episode, run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow_files import read_workflows
@@ -102,7 +102,7 @@ def command(
     with progress_bar("workflows") as progress:
         episode = run(env, scheduler, seed, progress)
     if log_path is not None:
-        write_text(log_path, "".join(json.dumps(as_row(record)) + "\n" for record in episode.records))
+        write_text(log_path, "".join(json.dumps(asdict(record)) + "\n" for record in episode.records))
     if output_dir is not None:
         from simulator.serverless.plots import write_plots
 

@@ -23,26 +23,6 @@ class NumaNode:
     `covered_until` (s) the server is rented for sure.
     """
 
-    __slots__ = (
-        "_ready_time",
-        "_scheduled",
-        "committed_parallelism",
-        "cores",
-        "covered_until",
-        "cpu",
-        "execution_speeds",
-        "free_memory",
-        "latest_end_bound",
-        "memory",
-        "name",
-        "node_id",
-        "position",
-        "server_position",
-        "single_core_speed",
-        "utilization",
-        "waiting_containers",
-    )
-
     def __init__(
         self,
         node_id: int,

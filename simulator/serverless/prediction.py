@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence, Sized
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.node_records import thread_speed
+
+if TYPE_CHECKING:
+    from simulator.serverless.numa_node import NumaNode
 
 SLACK = 1.001
 """Factor by which rounding speeds down to integers may delay an end under a bound."""
@@ -22,38 +24,7 @@ MIN_THREAD_SPEED = 1001
 """Operations per second of a thread that keep rounding within `SLACK`, if the container's rate is high."""
 
 
-class RunningCores(Protocol):
-    """The cores of a node."""
-
-    @property
-    def now(self) -> float: ...
-
-    @property
-    def parallelism(self) -> int: ...
-
-
-class NodeLoad(Protocol):
-    """The part of a NUMA node that determines the ends of its containers."""
-
-    name: str
-    cpu: int
-    single_core_speed: int
-    free_memory: int
-
-    @property
-    def cores(self) -> RunningCores: ...
-
-    @property
-    def running_containers(self) -> Sequence[Container]: ...
-
-    @property
-    def scheduled_containers(self) -> Sequence[Container]: ...
-
-    @property
-    def waiting_containers(self) -> Sized: ...
-
-
-def predict_ends(node: NodeLoad) -> dict[tuple[int, int], float]:
+def predict_ends(node: NumaNode) -> dict[tuple[int, int], float]:
     """Return (workflow, function) -> end in seconds, for running and scheduled containers.
 
     A container that waits, or would have to, is left out: its start is unknown. Raises `SimulationError`
@@ -113,18 +84,6 @@ class LatestEndBound:
     that rounding their speeds matters.
     """
 
-    __slots__ = (
-        "_all_cores_s",
-        "_alone",
-        "_core_speed",
-        "_cpu",
-        "_events",
-        "_lost_s",
-        "_slowest",
-        "_threads",
-        "latest",
-    )
-
     def __init__(self, cpu: int, core_speed: int) -> None:
         self._cpu = cpu
         self._core_speed = core_speed
@@ -160,7 +119,7 @@ class LatestEndBound:
             self._all_cores_s = math.inf
         self._lost_s = SLACK * self._slowest / self._core_speed * (1.0 + self._threads / self._cpu)
 
-    def tighten(self, node: NodeLoad, threads: int) -> None:
+    def tighten(self, node: NumaNode, threads: int) -> None:
         """Compute the bound anew from the containers that the node has now."""
         self._reset()
         for container in node.running_containers:

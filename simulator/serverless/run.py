@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from simulator.progress import Progress, no_progress
 from simulator.serverless.raw_env import RawEnv
@@ -95,8 +95,3 @@ def run(
         functions_per_s=times.per_s(len(records)),
     )
     return Episode(records, makespans_s, summary)
-
-
-def as_row(record: FunctionRecord) -> dict[str, object]:
-    """Return the record as one row of the log."""
-    return asdict(record)

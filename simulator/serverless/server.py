@@ -16,15 +16,6 @@ ROUNDING = 1e-9
 class Server:
     """Server with `hourly_rate` in $, `cold_start_latency` in seconds; rented until `expiration_time`."""
 
-    __slots__ = (
-        "_numa_nodes",
-        "cold_start_latency",
-        "expiration_time",
-        "hourly_rate",
-        "name",
-        "server_id",
-    )
-
     def __init__(
         self,
         name: str,

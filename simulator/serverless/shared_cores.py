@@ -42,18 +42,6 @@ class SharedCores:
     An event costs time in proportion to the different rates of the containers, not to the containers.
     """
 
-    __slots__ = (
-        "_first",
-        "_groups",
-        "_starts",
-        "_thread",
-        "core_speed",
-        "cpu",
-        "earliest_end",
-        "now",
-        "parallelism",
-    )
-
     def __init__(self, cpu: int, core_speed: int) -> None:
         self.cpu = cpu
         self.core_speed = core_speed

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simulator.errors import InputError
-from simulator.io.documents import read_document
+from simulator.io.documents import Document, read_document
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Rate = Annotated[float, Field(ge=0, le=1e15)]
@@ -18,12 +18,6 @@ Rates = tuple[float, ...]
 """Steps/s, or any other unit, by GPU type in the order of the fleet; 0 where a job cannot run."""
 Pairs = Mapping[tuple[str, str], tuple[Rates, Rates]]
 """Types of two jobs -> the rates of both on the same GPUs; each pair stands in both orders."""
-
-
-class Document(BaseModel):
-    """Base of every part of the file: exact types, finite numbers, no unknown key."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class Team(Document):
@@ -54,8 +48,8 @@ class PairDocument(Document, extra="allow"):
 class Throughputs(Document, extra="ignore"):
     """Throughputs of types of jobs by GPU type; a published table says more than that."""
 
-    alone: dict[str, dict[str, Rate]] = {}
-    pairs: list[PairDocument] = []
+    alone: dict[str, dict[str, Rate]] = Field({})
+    pairs: list[PairDocument] = Field([])
 
 
 class InstanceDocument(Document):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-import numpy as np
-
 from resource_manager.core.models import Lease
-from simulator.oasis.ledger import PS, WORKER, Ledger, Pool
+from simulator.oasis.ledger import PS, WORKER, Ledger, Pool, demand_of
 from simulator.oasis.model import TrainingJob
 
 
@@ -40,11 +38,13 @@ class Drf:
 
 def dominant_share(ledger: Ledger, job: TrainingJob, workers: int) -> float:
     """Return the largest share of any resource of the worker or PS servers that so many workers take."""
-    shares = [
-        count * np.divide(pool.demand(job), pool.total, out=np.zeros(len(pool.total)), where=pool.total > 0)
+    shares = (
+        count * (amount / total)
         for pool, count in ((ledger.worker, workers), (ledger.ps, job.ps_for[workers]))
-    ]
-    return float(max(share.max() for share in shares))
+        for amount, total in zip(demand_of(job, pool.role), pool.total, strict=True)
+        if total > 0
+    )
+    return float(max(shares, default=0.0))
 
 
 def add_worker(ledger: Ledger, slot: int, job: TrainingJob, workers: int) -> bool:

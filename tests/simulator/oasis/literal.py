@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.oasis.ledger import NODE_RESOURCES, Ledger, Pool
+from simulator.oasis.ledger import NODE_RESOURCES, Ledger, Pool, demand_of
 from simulator.oasis.model import GPU, RESOURCES, TrainingJob, Units
 from simulator.oasis.prices import Prices
 
@@ -67,7 +67,7 @@ class LiteralPlanner:
 
     def fill(self, slot: int, pool: Pool, wanted: int) -> tuple[int, float, Deployment]:
         """Place as many as requested and possible, on the cheapest servers first."""
-        demand = pool.demand(self.job)
+        demand = demand_of(self.job, pool.role)
         by_price = sorted(range(len(pool)), key=lambda server: self.price(slot, pool, server, demand))
         placed, cost, deployment = 0, 0.0, {}
         for server in by_price:

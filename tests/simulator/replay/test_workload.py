@@ -253,7 +253,7 @@ def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
         ("a,2", "a,1025", "nodes.csv:2: gpus is 1025, above 1,024"),
         ("y,10", "y,1e308", "jobs.csv:3: submit_s is 1e308, above 1,000,000,000,000,000"),
-        ("blue,5", "blue,-" + 400 * "9", "999, beyond 1,000,000,000,000,000"),
+        ("blue,5", "blue,-" + 400 * "9", "999, below -1,000,000,000,000,000"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
