@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.node_records import thread_speed
-
-if TYPE_CHECKING:
-    from simulator.serverless.numa_node import NumaNode
+from simulator.serverless.shared_cores import SharedCores
 
 SLACK = 1.001
 """Factor by which rounding speeds down to integers may delay an end under a bound."""
@@ -24,7 +22,24 @@ MIN_THREAD_SPEED = 1001
 """Operations per second of a thread that keep rounding within `SLACK`, if the container's rate is high."""
 
 
-def predict_ends(node: NumaNode) -> dict[tuple[int, int], float]:
+class NodeLoad(Protocol):
+    """The part of a NUMA node that determines the ends of its containers."""
+
+    name: str
+    cpu: int
+    single_core_speed: int
+    free_memory: int
+    cores: SharedCores
+    waiting_containers: deque[Container]
+
+    @property
+    def running_containers(self) -> list[Container]: ...
+
+    @property
+    def scheduled_containers(self) -> list[Container]: ...
+
+
+def predict_ends(node: NodeLoad) -> dict[tuple[int, int], float]:
     """Return (workflow, function) -> end in seconds, for running and scheduled containers.
 
     A container that waits, or would have to, is left out: its start is unknown. Raises `SimulationError`
@@ -119,7 +134,7 @@ class LatestEndBound:
             self._all_cores_s = math.inf
         self._lost_s = SLACK * self._slowest / self._core_speed * (1.0 + self._threads / self._cpu)
 
-    def tighten(self, node: NumaNode, threads: int) -> None:
+    def tighten(self, node: NodeLoad, threads: int) -> None:
         """Compute the bound anew from the containers that the node has now."""
         self._reset()
         for container in node.running_containers:
