@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Protocol
 
 from resource_manager.core.changes import Drained, JobEnd, Outcome
@@ -204,7 +205,7 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     ]
     owned = [(entry, identity) for entry, identity in of_tasks if identity.instance == instance]
     unfinished = states.unfinished({identity for _, identity in owned})
-    run_is_unfinished = _once(states.run_is_unfinished)
+    run_is_unfinished = cache(states.run_is_unfinished)
     actions = []
     for entry in entries:
         if entry["state"] == "ERROR" and TaskIdentity.from_labels(entry["labels"]) is None:
@@ -334,14 +335,3 @@ def _preempt(manager: LeaseService, entry: Mapping[str, Any]) -> Action:
         return _action(entry, ActionKind.KEPT, f"its job may still run: {error}")
     kind = ActionKind.QUEUED_AGAIN if waits_again(entry) else ActionKind.RELEASED
     return _action(entry, kind if queued else ActionKind.GONE_BEFORE, f"it was {entry['reason']}")
-
-
-def _once(ask: Callable[[str, str], bool]) -> Callable[[str, str], bool]:
-    known: dict[tuple[str, str], bool] = {}
-
-    def answer(dag_id: str, run_id: str) -> bool:
-        if (dag_id, run_id) not in known:
-            known[dag_id, run_id] = ask(dag_id, run_id)
-        return known[dag_id, run_id]
-
-    return answer
