@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from resource_manager import __version__
-from resource_manager.cli.base import BAD_INPUT, Failure, OneLineErrors, of_file
+from resource_manager.cli.base import BAD_INPUT, FOLDER, Failure, OneLineErrors, of_file
 from resource_manager.cli.base import print_json as print_json
 from resource_manager.errors import ResourceManagerError, how_to_install
 
@@ -193,11 +192,7 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that every simulator command takes: --seed, --output-dir, --json."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else."),
-        click.option(
-            "--output-dir",
-            type=click.Path(file_okay=False, path_type=Path),
-            help="Write reports and plots into this folder.",
-        ),
+        click.option("--output-dir", type=FOLDER, help="Write reports and plots into this folder."),
         click.option(
             "--seed",
             type=click.IntRange(min=0),

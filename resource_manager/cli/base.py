@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +22,10 @@ INTERRUPTED = 130
 """Exit code of one that Ctrl-C ends, as of every program that a shell starts."""
 
 DAY_S = 86_400
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+"""Values of options that name a file or a folder, which need not exist."""
 
 
 class Failure(click.ClickException):

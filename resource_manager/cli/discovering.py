@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
+from resource_manager.cli.base import BAD_INPUT, FILE, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.program import F, json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import exit_codes
@@ -31,7 +31,7 @@ A = TypeVar("A")
 health_option = click.option(
     "--health",
     "health_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Cluster file whose [health] replaces rules of the built-in table.",
 )
 
@@ -47,9 +47,7 @@ def login_options(command: F) -> F:
 @click.argument("hosts", nargs=-1, metavar="[HOST]...")
 @login_options
 @click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write the inventory to; without it and without --json it is printed.",
+    "--output", type=FILE, help="File to write the inventory to; without it and without --json it is printed."
 )
 @health_option
 @json_option

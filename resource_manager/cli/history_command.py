@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, FILE, Failure, print_json
 from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
@@ -26,13 +26,11 @@ from resource_manager.manager.wording import What, matches, what_of
 @wide_option
 @click.option(
     "--export",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write the whole kept history into this file, for gpu-simulate replay --history.",
 )
 @click.option(
-    "--archive",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Like --export, but append only the changes that the file does not have yet.",
+    "--archive", type=FILE, help="Like --export, but append only the changes that the file does not have yet."
 )
 @on_target
 def history(

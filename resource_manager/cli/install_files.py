@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, FOLDER, Failure, print_json
 from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
 
@@ -30,9 +30,7 @@ KINDS = {
 
 @main.command("files")
 @click.argument("kind", type=click.Choice(list(KINDS)))
-@click.option(
-    "--output", "folder", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder."
-)
+@click.option("--output", "folder", type=FOLDER, default=".", help="Folder.")
 @json_option
 @exit_codes
 def files(kind: str, folder: Path, as_json: bool) -> None:

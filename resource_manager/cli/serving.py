@@ -17,7 +17,7 @@ import click
 
 from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
-from resource_manager.cli.base import BAD_INPUT, Failure
+from resource_manager.cli.base import BAD_INPUT, FILE, Failure
 from resource_manager.cli.program import main
 from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
@@ -73,7 +73,7 @@ SWITCH_S = 0.001
 @click.option(
     "--archive",
     envvar="GPU_MANAGER_ARCHIVE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Append every change to this file, before the store drops it.",
 )
 @click.option(
@@ -86,13 +86,13 @@ SWITCH_S = 0.001
     "--sign-on-secret",
     "client_secret",
     envvar="GPU_MANAGER_SIGN_ON_SECRET",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="File with the secret of this service at the provider of [sign_on], if it has one.",
 )
 @click.option(
     "--notice-secret",
     envvar="GPU_MANAGER_NOTICE_SECRET",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="File with the secret that signs the notices to webhooks.",
 )
 @click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")

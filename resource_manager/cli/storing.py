@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, FILE, REFUSED, Failure, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import CorruptStateError, redact
@@ -53,7 +53,7 @@ def check(target: Target, as_json: bool) -> None:
 
 
 @store.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 @click.option("--final", is_flag=True, help="Close the state here: it goes on where FILE is restored.")
 @click.option("--to", help="With --final: URL of the store where it will go on; clients are told.")
 @click.pass_obj
@@ -93,7 +93,7 @@ def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
 
 
 @store.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 @click.option("--force", is_flag=True, help="Give up the state that this store holds.")
 @click.pass_obj
 @exit_codes

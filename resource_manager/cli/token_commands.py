@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Duration, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, FILE, REFUSED, Duration, Failure, print_json
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
 from resource_manager.rest import tokens
@@ -20,7 +20,7 @@ tokens_file_option = click.option(
     "--tokens",
     "tokens_file",
     envvar="GPU_MANAGER_TOKENS",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Token file; default: the store's Redis or database, else ~/.config/gpu-manager/tokens.json.",
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FOLDER, Command
 from simulator.cli import (
     BadInput,
     FiniteRange,
@@ -163,11 +163,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Read the instance from this JSON file instead of drawing it.",
 )
-@click.option(
-    "--save-instances",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write each instance into this folder as JSON.",
-)
+@click.option("--save-instances", type=FOLDER, help="Write each instance into this folder as JSON.")
 @common_options
 def command(
     shape: InstanceShape,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FILE, Command
 from resource_manager.manager.cluster_file.reading import load_teams
 from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
@@ -49,9 +49,7 @@ ORDER_HELP = (
 @workload_options(["openb", "muri", "csv", "json", "pollux", "shockwave"])
 @click.option("--policy", help=POLICY_HELP)
 @click.option("--order", help=ORDER_HELP)
-@click.option(
-    "--curve", type=click.Path(dir_okay=False, path_type=Path), help="openb: write the curve as CSV."
-)
+@click.option("--curve", type=FILE, help="openb: write the curve as CSV.")
 @common_options
 def command(
     given: WorkloadOptions,

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FILE, Command
 from resource_manager.storage.history_file import write_file
 from simulator import sweep
 from simulator.cli import common_options, print_json, reject_given, seeds_of, seeds_option
@@ -60,9 +60,7 @@ def parse_names(context: click.Context, parameter: click.Parameter, value: str |
 @seeds_option
 @click.option("--workers", type=click.IntRange(1), help="Processes; by default one per core.")
 @click.option("--dask", help="Run on the Dask cluster at this address instead.")
-@click.option(
-    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML page with everything."
-)
+@click.option("--report", type=FILE, help="Write one HTML page with everything.")
 @common_options
 def command(
     given: WorkloadOptions,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FILE, Command
 from simulator.cli import common_options, print_json
 from simulator.io.files import write_json, write_text
 from simulator.progress import progress_bar
@@ -71,9 +71,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     default="policy",
     help="MiB for every function, or 'policy' (default): the memory each requires.",
 )
-@click.option(
-    "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines, one per function."
-)
+@click.option("--log", "log_path", type=FILE, help="JSON lines, one per function.")
 @common_options
 def command(
     sources: tuple[str, ...],

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FOLDER, Command
 from resource_manager.errors import how_to_install
 from simulator.io.files import write_json
 from simulator.present.figures import drawing, legend_below, new_figure, save_png
@@ -157,7 +157,7 @@ def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: 
 @click.command(cls=Command)
 @click.option("--steps", type=click.IntRange(min=1), default=400_000, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--output-dir", type=click.Path(file_okay=False, path_type=Path), required=True)
+@click.option("--output-dir", type=FOLDER, required=True)
 def main(steps: int, seed: int, output_dir: Path) -> None:
     """Train MaskablePPO; compare it with random actions and every heuristic on 50 held-out episodes."""
     began = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import Command
+from resource_manager.cli.base import FILE, Command
 from simulator.cli import (
     BadInput,
     FiniteRange,
@@ -112,11 +112,7 @@ Point = tuple[str, float, str]
     help="Width of the buckets of the IR histogram.",
 )
 @sweep_option(AXES, "tasks:120,160,190")
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write one run as JSON: its tasks, and pool and tasks over time.",
-)
+@click.option("--trace", type=FILE, help="Write one run as JSON: its tasks, and pool and tasks over time.")
 @click.option(
     "--trace-ticks",
     type=click.IntRange(min=1),
