@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from resource_manager import errors
 from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, of_file
-from resource_manager.errors import (
-    NO_SERVERS,
-    BackupRefusedError,
-    DuplicateTaskError,
-    InvalidRequestError,
-    LeaseNotFoundError,
-    OutageError,
-    PolicyError,
-    ResourceManagerError,
-    StoreError,
-    how_to_install,
-    redact,
-)
 
 if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
     from resource_manager.manager.lease_service import LeaseService
@@ -88,15 +76,19 @@ class Target:
     def place(self) -> str:
         """The service or store without its password; whether nothing named the store."""
         if self.url:
-            return redact(self.url)
+            return errors.redact(self.url)
         settings = self.configured()
         unset = "" if "store" in settings.model_fields_set else ", since GPU_MANAGER_STORE is not set"
-        return redact(settings.store) + unset
+        return errors.redact(settings.store) + unset
 
     def placed(self, text: str) -> str:
         """Return the text, which says where there are no servers if it says that there are none."""
-        has_none, how = NO_SERVERS.split(":")
-        return text.replace(NO_SERVERS, f"{has_none} in {self.place}:{how}") if NO_SERVERS in text else text
+        has_none, how = errors.NO_SERVERS.split(":")
+        return (
+            text.replace(errors.NO_SERVERS, f"{has_none} in {self.place}:{how}")
+            if errors.NO_SERVERS in text
+            else text
+        )
 
     @property
     def manager(self) -> LeaseService:
@@ -155,12 +147,12 @@ def exit_codes(command: F) -> F:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except ResourceManagerError as error:
+        except errors.ResourceManagerError as error:
             raise Failure(_in_options(error), code_of(error)) from error
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in SERVICE_MODULES:
                 raise
-            missing = f"{command.__name__} needs {error.name}: {how_to_install('api')}"
+            missing = f"{command.__name__} needs {error.name}: {errors.how_to_install('api')}"
             raise Failure(missing, BAD_INPUT) from error
         except OSError as error:
             if error.filename is None:  # of standard output or a connection: the program says so
@@ -172,11 +164,11 @@ def exit_codes(command: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def _in_options(error: ResourceManagerError) -> str:
+def _in_options(error: errors.ResourceManagerError) -> str:
     """Return the error's text in the command's own options and arguments."""
     context = click.get_current_context()
     target = context.find_object(Target)
-    if not isinstance(error, InvalidRequestError):
+    if not isinstance(error, errors.InvalidRequestError):
         return target.placed(str(error)) if target else str(error)
     names = {
         param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
@@ -202,13 +194,13 @@ def in_airflow() -> bool:
     return "airflow" in sys.modules or any(name.startswith("AIRFLOW_") for name in os.environ)
 
 
-def code_of(error: ResourceManagerError) -> int:
+def code_of(error: errors.ResourceManagerError) -> int:
     """Return the exit code: 1 refused or not found, 2 bad input, 3 service or store unreachable."""
     status = getattr(error, "status", None)
-    if isinstance(error, BackupRefusedError):
+    if isinstance(error, errors.BackupRefusedError):
         return REFUSED
-    if isinstance(error, StoreError | OutageError) or (status is not None and status >= 500):
+    if isinstance(error, errors.StoreError | errors.OutageError) or (status is not None and status >= 500):
         return UNREACHABLE
-    if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:
+    if isinstance(error, errors.DuplicateTaskError | errors.LeaseNotFoundError) or status is not None:
         return REFUSED
-    return BAD_INPUT if isinstance(error, ValueError | PolicyError) else REFUSED
+    return BAD_INPUT if isinstance(error, ValueError | errors.PolicyError) else REFUSED

@@ -7,20 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from resource_manager import errors
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import RUNS_JOBS, STORED, Lease, Request
 from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
-from resource_manager.errors import (
-    DuplicateTaskError,
-    InvalidRequestError,
-    LeaseNotFoundError,
-    LockTimeoutError,
-    NeverFitsError,
-    NoServersError,
-    StateUnconfirmedError,
-)
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.protocol import Transactions
@@ -69,7 +61,7 @@ class Grants:
         """
         try:
             request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
-        except NoServersError as error:
+        except errors.NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
         return self._explained([request], self._allocate([request], lambda cluster, lease: lease))[0]
@@ -91,7 +83,7 @@ class Grants:
         """
         try:
             request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
-        except NoServersError as error:
+        except errors.NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
         return self._explained([request], self._allocate([request], serializers.allocation, once))[0]
@@ -107,11 +99,11 @@ class Grants:
         items = list(requests)
         try:
             asked = [self._item(number, item) for number, item in enumerate(items)]
-        except NoServersError as error:
+        except errors.NoServersError as error:
             logger.warning("no leases: %s", error)
             return [no_servers()] * len(items)
         if len({request.lease_id for request in asked}) != len(asked):
-            raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
+            raise errors.InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
         answers: list[Allocation | Refusal | None] = []
         while (start := len(answers)) < len(asked):
             part = _next_part(asked, start)
@@ -131,7 +123,7 @@ class Grants:
             if isinstance(item, Mapping):
                 return request_of(self._commits, **item)
             return request_of(self._commits, item)
-        except InvalidRequestError as error:
+        except errors.InvalidRequestError as error:
             if first := error.words.first:
                 error.rename({first: f"requests.{number}.{first}"})
             raise
@@ -167,8 +159,8 @@ class Grants:
                 return []
             try:
                 return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
-            except NeverFitsError as error:
-                raise NeverFitsError(detail_of(error.grounds)) from None
+            except errors.NeverFitsError as error:
+                raise errors.NeverFitsError(detail_of(error.grounds)) from None
 
         def granted(cluster: ClusterState, now: float) -> Allocation | None:
             lease = cluster.leases.get(request.lease_id)
@@ -180,7 +172,7 @@ class Grants:
             lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
         )
         if found is None:
-            raise LeaseNotFoundError(
+            raise errors.LeaseNotFoundError(
                 f"task {request.lease_id!r} was queued, and has ended or been cancelled since"
             )
         return found
@@ -202,7 +194,7 @@ class Grants:
         def is_fresh(cluster: ClusterState, request: Request) -> bool:
             try:
                 return not is_repeat(cluster, request)
-            except DuplicateTaskError as error:
+            except errors.DuplicateTaskError as error:
                 if not in_batch:
                     raise
                 taken[request.lease_id] = Refusal(RefusalKind.TASK_TAKEN, str(error))
@@ -235,9 +227,9 @@ class Grants:
                 once=repeats.of_grants(once, requests, view),
                 refused=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
             )
-        except LockTimeoutError as error:
+        except errors.LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
-        except StateUnconfirmedError as error:
+        except errors.StateUnconfirmedError as error:
             unconfirmed = error
             window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
             results = [refusal_of(recovering(window))] * len(requests)
@@ -287,7 +279,7 @@ def _next_part(requests: Sequence[Request], start: int) -> list[Request]:
     return part
 
 
-def _window_of(cluster: ClusterState, error: StateUnconfirmedError) -> RecoveryWindow:
+def _window_of(cluster: ClusterState, error: errors.StateUnconfirmedError) -> RecoveryWindow:
     left_s = error.remaining_s
     began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
     return RecoveryWindow(began_ago_s, left_s, error.clock_jump_s)

@@ -5,41 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from resource_manager.core import server_facts as facts
 from resource_manager.core.fit import UNSTATED, ShortageKind
 from resource_manager.core.maintenance import as_text, to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import ServerShort
-from resource_manager.core.server_facts import (
-    AddressesMissing,
-    AmountShort,
-    ClosedServer,
-    FreeShort,
-    GpusShort,
-    InWindow,
-    IsDrained,
-    IsSilent,
-    KindMissing,
-    LabelsMissing,
-    LabelUnknown,
-    Lack,
-    LeftInventory,
-    MembersFree,
-    MoreClosed,
-    NeverTogether,
-    NextServer,
-    NoAddress,
-    NoFreeServer,
-    NoPort,
-    NoServer,
-    OneServerOnly,
-    StartFailed,
-    TooFewGpus,
-    TooFewServers,
-    Unreleased,
-    WithheldGpu,
-    WithheldGpus,
-)
 from resource_manager.manager.plurals import counted, one_of, plural
 from resource_manager.manager.request_words import (
     MAX_SHOWN,
@@ -65,53 +36,60 @@ MAX_REASON = 240
 """Maximum length of why a server is closed to one request, with its times."""
 
 
-def closure_words(fact: InWindow | StartFailed | IsDrained | IsSilent | LeftInventory | NoAddress) -> str:
+def closure_words(
+    fact: facts.InWindow
+    | facts.StartFailed
+    | facts.IsDrained
+    | facts.IsSilent
+    | facts.LeftInventory
+    | facts.NoAddress,
+) -> str:
     match fact:
-        case InWindow():
+        case facts.InWindow():
             why = f": {fact.reason}" if fact.reason else ""
             return f"maintenance from {as_text(fact.begin)} until {as_text(fact.end)}{why}"
-        case StartFailed():
+        case facts.StartFailed():
             why = f": {fact.reason}" if fact.reason else ""
             until = to_the_minute(fact.until)
             return f"its start failed there at {to_the_minute(fact.at)}{why}; avoided until {until}"
-        case IsDrained():
+        case facts.IsDrained():
             return ("failed" if fact.failed else "drained") + (f": {fact.reason}" if fact.reason else "")
-        case IsSilent():
+        case facts.IsSilent():
             return f"has been {_silent(fact)}"
-        case LeftInventory():
+        case facts.LeftInventory():
             return "left the inventory"
     return "has no address in the inventory, which each member of a gang needs"
 
 
-def _silent(fact: IsSilent) -> str:
+def _silent(fact: facts.IsSilent) -> str:
     return f"silent since {to_the_minute(fact.since)}"
 
 
 def silence_of(state: NodeState) -> str:
     """Return since when the server's agent is silent, `silent since 2026-12-01T14:03Z`, or nothing."""
-    return "" if state.silent is None else _silent(IsSilent(state.silent.since))
+    return "" if state.silent is None else _silent(facts.IsSilent(state.silent.since))
 
 
-def closed_words(fact: ClosedServer | MoreClosed | WithheldGpus, request: Request) -> str:
-    if isinstance(fact, MoreClosed):
+def closed_words(fact: facts.ClosedServer | facts.MoreClosed | facts.WithheldGpus, request: Request) -> str:
+    if isinstance(fact, facts.MoreClosed):
         return f"{fact.count} more are closed"
-    if isinstance(fact, WithheldGpus):
+    if isinstance(fact, facts.WithheldGpus):
         gpus = "; ".join(map(short, withheld_words(fact.gpus)))
         return f"on {short(fact.node)} {gpus}" if fact.node else gpus
     has = f"has {fact.has}{unit_of(request)} free" if request.gpus else "could take it"
     who, why = f"{short(fact.node)} {has} but", fact.why
     match why:
-        case WithheldGpus():
+        case facts.WithheldGpus():
             return f"{who} {'; '.join(map(short, withheld_words(why.gpus)))}"
-        case InWindow() | StartFailed():
+        case facts.InWindow() | facts.StartFailed():
             return f"{who} is closed to it: {short(closure_words(why), MAX_REASON)}"
-        case IsSilent():
+        case facts.IsSilent():
             return f"{who} {closure_words(why)}"
     reason = f": {short(why.reason)}" if why.reason else ""
     return f"{who} is {'marked as failed' if why.failed else 'drained'}{reason}"
 
 
-def withheld_words(gpus: Iterable[WithheldGpu]) -> list[str]:
+def withheld_words(gpus: Iterable[facts.WithheldGpu]) -> list[str]:
     """Say of which GPUs nothing is granted, or not all: `GPU 3 is closed: xid 79`."""
     found = [
         f"GPU {gpu.gpu_id} is being cleaned after its last lease"
@@ -123,20 +101,20 @@ def withheld_words(gpus: Iterable[WithheldGpu]) -> list[str]:
 
 
 def never_fits_words(
-    fact: LabelsMissing
-    | NoServer
-    | KindMissing
-    | TooFewGpus
-    | NeverTogether
-    | LabelUnknown
-    | AddressesMissing
-    | OneServerOnly
-    | TooFewServers,
+    fact: facts.LabelsMissing
+    | facts.NoServer
+    | facts.KindMissing
+    | facts.TooFewGpus
+    | facts.NeverTogether
+    | facts.LabelUnknown
+    | facts.AddressesMissing
+    | facts.OneServerOnly
+    | facts.TooFewServers,
     request: Request,
 ) -> str:
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
-        case LabelsMissing():
+        case facts.LabelsMissing():
             if request.labels_required == RUNS_JOBS:
                 who = "no server has" if required is None else f"{short(required)} has"
                 hint = "(job_user of a server names whom it runs them as); gpu-manager run does it over ssh"
@@ -145,20 +123,20 @@ def never_fits_words(
             labels = plural(len(request.labels_required), "label")
             hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
             return f"{who} {label_words(request)} as its {labels}{hint}"
-        case LabelUnknown():
+        case facts.LabelUnknown():
             return f"no server has the label {short(label)}, which the servers of the gang must share"
-        case AddressesMissing():
+        case facts.AddressesMissing():
             have = "has" if fact.missing == 1 else "have"
             return (
                 f"each server of a gang needs an address in the inventory, and {fact.missing} of the "
                 f"{fact.able} that could take it {have} none, such as {short(fact.node)}"
             )
-        case OneServerOnly():
+        case facts.OneServerOnly():
             return (
                 f"a gang of {nodes} needs {nodes} servers, and the request is for {short(required or '')} "
                 "only: leave the server out, or ask for spread pack"
             )
-        case TooFewServers():
+        case facts.TooFewServers():
             servers = f"{'servers with' if request.spread is Spread.SERVERS else 'times'} {needed(request)}"
             what = f"a gang of {nodes} needs {nodes} {servers}"
             if not label:
@@ -168,16 +146,18 @@ def never_fits_words(
     return among_labelled(request) + _no_server_ever(fact, request)
 
 
-def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, request: Request) -> str:
+def _no_server_ever(
+    fact: facts.NoServer | facts.KindMissing | facts.TooFewGpus | facts.NeverTogether, request: Request
+) -> str:
     required = request.required_node
     who = "no server could ever" if required is None else f"{short(required)} could never"
     match fact:
-        case NoServer():
+        case facts.NoServer():
             gone = (
                 "the inventory has no server" if required is None else f"{short(required)} left the inventory"
             )
             return f"no server could ever satisfy {needed(request)}: {gone}"
-        case KindMissing():
+        case facts.KindMissing():
             gpu = gpu_word(request, 1)
             lacks = (
                 f"no server has {with_article(gpu)}"
@@ -187,7 +167,7 @@ def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, r
             if fact.unstated:
                 return f"{lacks}: {unstated_words(fact.unstated)}"
             return lacks + _types_instead(fact.types, request)
-        case TooFewGpus():
+        case facts.TooFewGpus():
             has = f"the largest, {short(fact.node)}, has" if required is None else "it has"
             if request.is_linked and not fact.most:
                 return f"{who} satisfy {needed(request)}: the inventory names no islands of such GPUs"
@@ -213,12 +193,13 @@ def _types_instead(types: Sequence[str], request: Request) -> str:
 
 
 def not_now_words(
-    fact: NoFreeServer | MembersFree | NextServer | Unreleased | AmountShort, request: Request
+    fact: facts.NoFreeServer | facts.MembersFree | facts.NextServer | facts.Unreleased | facts.AmountShort,
+    request: Request,
 ) -> str:
     match fact:
-        case NoFreeServer():
+        case facts.NoFreeServer():
             return among_labelled(request) + _no_free_server(fact.lack, request)
-        case MembersFree():
+        case facts.MembersFree():
             one, where = (
                 fact.count == 1,
                 f" in {short(request.same)}={short(fact.domain)}" if request.same else "",
@@ -228,13 +209,13 @@ def not_now_words(
             else:
                 what = f"its {request.nodes} members {'fits' if one else 'fit'}:"
             detail = f"{fact.count} of {what} {needed(request)} free{where}"
-            if isinstance(fact.but, NoPort):
+            if isinstance(fact.but, facts.NoPort):
                 ports = f"{short(fact.but.node)} ({fact.but.first} to {fact.but.last})"
                 return f"{detail}, but all gang_ports of {ports} are in use"
             return detail if fact.but is None else f"{detail}, but the policy found no placement"
-        case NextServer():
+        case facts.NextServer():
             return f"the next, {short(fact.node)}: {_lack(fact.lack, request)}"
-        case Unreleased():
+        case facts.Unreleased():
             return (
                 f"{fact.lease} on {short(fact.node)} is quarantined, since its job may "
                 "still run: release the lease once the job is known to be gone"
@@ -244,11 +225,11 @@ def not_now_words(
     return f"{among_labelled(request)}{who} satisfy {needed(request)}: {_lack(fact, request)}"
 
 
-def _no_free_server(lack: Lack, request: Request) -> str:
+def _no_free_server(lack: facts.Lack, request: Request) -> str:
     what = needed(request)
     if request.required_node is not None:
         return f"{short(request.required_node)} cannot fit {what} now: {_lack(lack, request)}"
-    if not isinstance(lack, GpusShort):
+    if not isinstance(lack, facts.GpusShort):
         return f"no server with {what}: {_lack(lack, request)}"
     most, node = lack.most, short(lack.node)
     if request.gpu_milli != MILLI_PER_GPU:
@@ -259,16 +240,16 @@ def _no_free_server(lack: Lack, request: Request) -> str:
     return f"no server with {wanted}: {largest}"
 
 
-def _lack(lack: Lack | FreeShort, request: Request) -> str:
+def _lack(lack: facts.Lack | facts.FreeShort, request: Request) -> str:
     match lack:
-        case GpusShort():
+        case facts.GpusShort():
             return f"{lack.most}{unit_of(request)} free"
-        case AmountShort():
+        case facts.AmountShort():
             free = " free" if lack.free else ""
             return f"the most {amount_word(lack.name)}{free} is {lack.most:g} on {short(lack.node)}"
-        case FreeShort() if lack.unit == "gpus":
+        case facts.FreeShort() if lack.unit == "gpus":
             return f"{counted(lack.has, 'GPU')}{of_island(request)} free"
-        case FreeShort():
+        case facts.FreeShort():
             return f"{max(lack.has, 0):g} {amount_word(lack.unit, lack.has)} free"
     return f"no server has {'both' if parts_of(request) == 2 else 'all of it'} free at once"
 

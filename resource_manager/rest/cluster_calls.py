@@ -19,15 +19,7 @@ from resource_manager.manager.cluster_results import (
     WindowView,
 )
 from resource_manager.manager.results import EstimatesView, Recorded, SlurmJob, Summary
-from resource_manager.rest.answers import (
-    Change,
-    Done,
-    MaintenanceAnswer,
-    MaintenanceRemoveAnswer,
-    Ordered,
-    Page,
-    SnapshotAnswer,
-)
+from resource_manager.rest import answers
 from resource_manager.rest.connection import PAGE, ServiceConnection
 
 if TYPE_CHECKING:
@@ -76,9 +68,9 @@ class ClusterCalls:
 
     def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> str:
         """Tell the agent of a server what to do with the job of a lease there."""
-        return self._http.post(Ordered, "/api/jobs/order", {"server": server, "key": key, "order": order})[
-            "n"
-        ]
+        return self._http.post(
+            answers.Ordered, "/api/jobs/order", {"server": server, "key": key, "order": order}
+        )["n"]
 
     def agent_state(self, server: str) -> AgentState:
         """Return what the agent of a server last said of the jobs that this client may read."""
@@ -100,11 +92,11 @@ class ClusterCalls:
         from resource_manager.manager.use_results import ServerUse
 
         if servers:
-            return self._http.get(Page[ServerUse], "/api/gpus", {"servers": list(servers)})["items"]
+            return self._http.get(answers.Page[ServerUse], "/api/gpus", {"servers": list(servers)})["items"]
         return list(self._http.pages(ServerUse, "/api/gpus"))
 
     def reset(self) -> None:
-        self._http.post(Done, "/api/reset", {"confirm": True})
+        self._http.post(answers.Done, "/api/reset", {"confirm": True})
 
     def teams(self) -> TeamsView:
         return self._http.get(TeamsView, "/api/teams")
@@ -126,7 +118,7 @@ class ClusterCalls:
         return self._http.call(ClusterDiff, "PUT", "/api/cluster", json=body)
 
     def maintenance(self) -> list[WindowView]:
-        return self._http.get(MaintenanceAnswer, "/api/maintenance")["windows"]
+        return self._http.get(answers.MaintenanceAnswer, "/api/maintenance")["windows"]
 
     def add_maintenance(self, form: WindowForm, *, dry_run: bool = False) -> WindowView:
         body = {**form.model_dump(mode="json", by_alias=True), "dry_run": dry_run}
@@ -134,7 +126,7 @@ class ClusterCalls:
 
     def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:
         body = {"id": window_id, "dry_run": dry_run}
-        return self._http.post(MaintenanceRemoveAnswer, "/api/maintenance/remove", body)["window"]
+        return self._http.post(answers.MaintenanceRemoveAnswer, "/api/maintenance/remove", body)["window"]
 
     def summary(self) -> Summary:
         return self._http.get(Summary, "/api/status")
@@ -143,17 +135,17 @@ class ClusterCalls:
         return self.summary()["servers"]
 
     def slurm_jobs(self) -> list[SlurmJob]:
-        return self._http.get(Page[SlurmJob], "/api/slurm")["items"]
+        return self._http.get(answers.Page[SlurmJob], "/api/slurm")["items"]
 
     def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
-        self._http.post(Done, "/api/slurm", {"cluster": cluster, "jobs": list(jobs)})
+        self._http.post(answers.Done, "/api/slurm", {"cluster": cluster, "jobs": list(jobs)})
 
     def history(self, after: int = 0, limit: int = PAGE, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after a version, those of `by` and `what` only; see `GPUResourceManager`."""
         wanted = {"by": by, "what": what}
         asked = {name: text for name, text in wanted.items() if text}
         size = PAGE if asked else min(limit, PAGE)
-        found = islice(self._http.pages(Change, "/api/history", after, size, **asked), limit)
+        found = islice(self._http.pages(answers.Change, "/api/history", after, size, **asked), limit)
         return cast("list[Recorded]", list(found))
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
@@ -168,7 +160,7 @@ class ClusterCalls:
         return self._http.get(EstimatesView, "/api/estimates")
 
     def snapshot(self) -> dict[str, Any]:
-        return self._http.get(SnapshotAnswer, "/api/snapshot")["snapshot"]
+        return self._http.get(answers.SnapshotAnswer, "/api/snapshot")["snapshot"]
 
     def _path(self, server: int | str, action: str = "") -> str:
         if isinstance(server, int) and server >= 0:

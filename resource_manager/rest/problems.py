@@ -10,43 +10,8 @@ import flask
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from resource_manager import errors
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import (
-    ALREADY_DONE,
-    AMBIGUOUS_NAME,
-    CLUSTER_CHANGED,
-    JOB_PLACED,
-    NO_LEASE,
-    NOT_PREEMPTIBLE,
-    SERVER_IN_USE,
-    STORE_FULL,
-    TASK_TAKEN,
-    UNKNOWN_SERVER,
-    AlreadyDoneError,
-    AmbiguousNameError,
-    ClusterChangedError,
-    DuplicateTaskError,
-    IdempotencyKeyError,
-    InvalidRequestError,
-    JobPlacedError,
-    KeysFullError,
-    LeaseNotFoundError,
-    LockTimeoutError,
-    NeverFitsError,
-    NoServersError,
-    NotPreemptibleError,
-    OtherOwnerError,
-    PriorityError,
-    ResourceManagerError,
-    ServerInUseError,
-    StaleStateError,
-    StateUnconfirmedError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
-    UnknownNodeError,
-    place_in,
-)
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.demand import complaint, in_words
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
@@ -142,7 +107,7 @@ def from_validation(error: ValidationError) -> ProblemError:
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
-        field = shortened(".".join(place_in(entry["loc"])), 100)
+        field = shortened(".".join(errors.place_in(entry["loc"])), 100)
         said = in_words(entry)
         if entry["type"] == "model_type":  # pydantic names a class of ours
             said = "must be a JSON object" if field else "the body must be a JSON object"
@@ -162,81 +127,81 @@ def from_validation(error: ValidationError) -> ProblemError:
     return ProblemError(400, str(words), errors=complaints, template=words.template)
 
 
-def from_manager(error: ResourceManagerError) -> ProblemError:
+def from_manager(error: errors.ResourceManagerError) -> ProblemError:
     """Return the problem of a manager's error; one that the caller cannot fix is a 503 with Retry-After."""
     detail = str(error)
     match error:
-        case UnknownNodeError():
-            return _invalid(error, kind=UNKNOWN_SERVER, server=error.node)
-        case DuplicateTaskError():
-            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
-        case AlreadyDoneError():
-            return ProblemError(409, detail, kind=ALREADY_DONE)
-        case ClusterChangedError():
-            return ProblemError(409, detail, kind=CLUSTER_CHANGED)
-        case NoServersError():
+        case errors.UnknownNodeError():
+            return _invalid(error, kind=errors.UNKNOWN_SERVER, server=error.node)
+        case errors.DuplicateTaskError():
+            return ProblemError(409, detail, kind=errors.TASK_TAKEN, task_id=error.lease_id)
+        case errors.AlreadyDoneError():
+            return ProblemError(409, detail, kind=errors.ALREADY_DONE)
+        case errors.ClusterChangedError():
+            return ProblemError(409, detail, kind=errors.CLUSTER_CHANGED)
+        case errors.NoServersError():
             return from_refusal(no_servers())
-        case ServerInUseError():
-            return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
-        case JobPlacedError():
-            return ProblemError(409, detail, kind=JOB_PLACED, task_id=error.lease_id)
-        case AmbiguousNameError():
-            return ProblemError(409, detail, kind=AMBIGUOUS_NAME)
-        case NotPreemptibleError():
-            return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
-        case IdempotencyKeyError():
+        case errors.ServerInUseError():
+            return ProblemError(409, detail, kind=errors.SERVER_IN_USE, server=error.server)
+        case errors.JobPlacedError():
+            return ProblemError(409, detail, kind=errors.JOB_PLACED, task_id=error.lease_id)
+        case errors.AmbiguousNameError():
+            return ProblemError(409, detail, kind=errors.AMBIGUOUS_NAME)
+        case errors.NotPreemptibleError():
+            return ProblemError(409, detail, kind=errors.NOT_PREEMPTIBLE)
+        case errors.IdempotencyKeyError():
             return ProblemError(422, detail)
-        case KeysFullError():
+        case errors.KeysFullError():
             return ProblemError(429, detail, headers={"Retry-After": "60"})
-        case OtherOwnerError():
+        case errors.OtherOwnerError():
             return ProblemError(403, detail)
-        case PriorityError():
+        case errors.PriorityError():
             return _invalid(error, max_priority=error.most)
-        case InvalidRequestError():
+        case errors.InvalidRequestError():
             return _invalid(
-                error, refused=RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
+                error, refused=RefusalKind.NEVER_FITS if isinstance(error, errors.NeverFitsError) else None
             )
-        case LeaseNotFoundError():
+        case errors.LeaseNotFoundError():
             return ProblemError(
                 404,
                 detail,
-                kind=NO_LEASE,
+                kind=errors.NO_LEASE,
                 task_id=error.lease_id,
                 fencing_token=error.fencing_token,
                 is_held=error.is_held,
             )
         case AgentSilentError():
             return ProblemError(503, detail, headers={"Retry-After": "5"})
-        case StateUnconfirmedError():
+        case errors.StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))
-        case LockTimeoutError():
+        case errors.LockTimeoutError():
             logger.error("the lock could not be taken: %s", detail)
             return from_refusal(lock_busy(error.waited_s))
-        case StoreFullError():
+        case errors.StoreFullError():
             logger.error("the store is full: %s", detail)
             return ProblemError(
-                503, detail, error=ALLOCATION_FAILED, kind=STORE_FULL, headers={"Retry-After": "60"}
+                503, detail, error=ALLOCATION_FAILED, kind=errors.STORE_FULL, headers={"Retry-After": "60"}
             )
-        case StoreUnavailableError() | StaleStateError():
+        case errors.StoreUnavailableError() | errors.StaleStateError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
-        case StoreError():
+        case errors.StoreError():
             logger.error("the stored state cannot be used: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed: see the log of the service")
 
 
-def _invalid(error: InvalidRequestError, **members: Any) -> ProblemError:
+def _invalid(error: errors.InvalidRequestError, **members: Any) -> ProblemError:
     """Return a 400; its `template` has `{gpus}` where the detail names the parameter gpus."""
     detail, template = str(error), error.words.template
     if len(template) <= MAX_DETAIL:  # a longer one is cut, and a template cannot be
         members["template"] = template
-    errors = [{"field": error.field or "", "message": shortened(detail)}]
-    return ProblemError(400, detail, errors=errors, **members)
+    complaint = {"field": error.field or "", "message": shortened(detail)}
+    return ProblemError(400, detail, errors=[complaint], **members)
 
 
-def without_details(error: StoreError) -> ProblemError:
+def without_details(error: errors.StoreError) -> ProblemError:
     """Return the problem of a store's error for callers who are not known: the log has what it says."""
     logger.error("the store cannot be used: %s", error)
     return ProblemError(
@@ -283,7 +248,7 @@ def problem_of(error: Exception) -> ProblemError:
         return error
     if isinstance(error, ValidationError):
         return from_validation(error)
-    if isinstance(error, ResourceManagerError):
+    if isinstance(error, errors.ResourceManagerError):
         return from_manager(error)
     if isinstance(error, HTTPException):
         return from_http(error)

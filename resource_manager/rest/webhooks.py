@@ -22,16 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from resource_manager.core import lease_limits
-from resource_manager.core.changes import (
-    AgentLost,
-    Change,
-    ClusterSettingsChanged,
-    DeadlineRisk,
-    GpuClosed,
-    Preempting,
-    Quarantined,
-)
+from resource_manager.core import changes, lease_limits
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import Notice
 from resource_manager.core.maintenance import preemptor_in_words, to_the_minute
@@ -194,14 +185,14 @@ class NoticeSender:
     def _begin(self, notice: Notice, version: int) -> int:
         """Return the version from which a new address has its events: that of the change which named it."""
         for at, change in self._store.history(max(version - 1000, 0), 1000):
-            if isinstance(change, ClusterSettingsChanged) and notice in change.settings.notices:
+            if isinstance(change, changes.ClusterSettingsChanged) and notice in change.settings.notices:
                 return at
         return version
 
-    def _event(self, change: Change) -> Event | None:
+    def _event(self, change: changes.Change) -> Event | None:
         return self._watch.read(lambda cluster, now: event_of(cluster, self._watch, change))
 
-    def _message(self, version: int, change: Change, event: Event) -> tuple[bytes, dict[str, str]]:
+    def _message(self, version: int, change: changes.Change, event: Event) -> tuple[bytes, dict[str, str]]:
         """Return the event as JSON of CloudEvents 1.0, whose `text` Slack shows, and its headers."""
         body = json.dumps(
             {
@@ -227,28 +218,28 @@ def _as_written(text: str) -> str:
     return re.sub(r"(?<!\w)@", "@\u200b", escape(text, quote=False).replace("](", "] ("))
 
 
-def event_of(cluster: ClusterState, watch: StateFollower, change: Change) -> Event | None:
+def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change) -> Event | None:
     """Return the event that a change is, None if it is none; `watch` knows the lives of leases."""
     match change:
-        case GpuClosed():
+        case changes.GpuClosed():
             subject = f"GPU {change.gpu_id} of {change.node}"
             return Event("gpu closed", subject, f"{subject} takes no new leases: {change.reason}")
-        case AgentLost():
+        case changes.AgentLost():
             text = (
                 f"{change.node} has been silent since {to_the_minute(change.since)}: it takes no new leases"
             )
             return Event("server silent", change.node, text)
-        case DeadlineRisk():
+        case changes.DeadlineRisk():
             entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
             if entry is None:  # it is over
                 return None
             name = name_of(entry)
             text = f"{name} {risk_in_words(change.ends_by)}"
             return Event("deadline at risk", name, text, entry.request.team)
-        case Preempting(preemptor=by) if by:
+        case changes.Preempting(preemptor=by) if by:
             kind = "idle" if by == lease_limits.IDLE else "preempted"
             why = f"is {lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))}"
-        case Quarantined():
+        case changes.Quarantined():
             kind, why = "quarantined", "is quarantined: its job may still run, and its GPUs stay allocated"
         case _:
             return None

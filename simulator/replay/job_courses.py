@@ -5,20 +5,7 @@ from __future__ import annotations
 import math
 from enum import Enum, auto
 
-from resource_manager.core.changes import (
-    Cancelled,
-    Change,
-    Expired,
-    GpuCleaned,
-    Granted,
-    MaintenanceChanged,
-    MembersReleased,
-    Outcome,
-    Preempting,
-    Queued,
-    Released,
-    new_released,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.scheduling import lease_steps
@@ -70,7 +57,7 @@ class JobCourses:
         key = self._remainders.get(task_id)
         return self.cluster.leases.get(task_id) if key is None else self.cluster.remainders.get(key)
 
-    def changes_due(self) -> list[Change]:
+    def changes_due(self) -> list[changes.Change]:
         """Return the changes for what is due next, the ends of all jobs of one time together."""
         now = self.due.next_time
         # A job that has just saved what it did may be done.
@@ -82,7 +69,7 @@ class JobCourses:
             for change in self._due_changes(kind, lease, now)
         ]
 
-    def _due_changes(self, due: Due, lease: Lease, now: float) -> list[Change]:
+    def _due_changes(self, due: Due, lease: Lease, now: float) -> list[changes.Change]:
         """Return the changes for what is due, none for a lease that ended before."""
         if due is Due.CLEAN:
             return self._cleaned(lease, now)
@@ -92,20 +79,20 @@ class JobCourses:
             return []
         if due is Due.SAVED:
             return self._ended_early(held, now) if held.preempted_by else []
-        released = new_released(held.lease_id, held.fencing_token, now, job_run.job.outcome)
+        released = changes.new_released(held.lease_id, held.fencing_token, now, job_run.job.outcome)
         return [released, *self.clean_later(held, now)]
 
-    def _ended_early(self, lease: Lease, now: float) -> list[Change]:
+    def _ended_early(self, lease: Lease, now: float) -> list[changes.Change]:
         """Return the end of a preempted lease, whose request waits again."""
-        ended = lease_steps.release(self.cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+        ended = lease_steps.release(self.cluster, lease.lease_id, now, outcome=changes.Outcome.PREEMPTED)
         return [*ended, *self.clean_later(lease, now)]
 
-    def ended_at_once(self, now: float) -> list[Change]:
+    def ended_at_once(self, now: float) -> list[changes.Change]:
         """Return the ends of the leases whose jobs end at once, and forget them."""
         saved, self.saved = self.saved, []
         return [change for lease in saved for change in self._ended_early(lease, now)]
 
-    def clean_later(self, lease: Lease, now: float) -> list[Change]:
+    def clean_later(self, lease: Lease, now: float) -> list[changes.Change]:
         """See to it that the GPUs of an ended lease are clean after as long as it took in the recording."""
         self.cleaned_here.add(lease.fencing_token)
         clean_s = self.job_runs[lease.lease_id].job.clean_s
@@ -116,38 +103,38 @@ class JobCourses:
         self._schedule(now + clean_s, (Due.CLEAN, lease))
         return []
 
-    def _cleaned(self, lease: Lease, now: float) -> list[Change]:
+    def _cleaned(self, lease: Lease, now: float) -> list[changes.Change]:
         by_name = self.cluster.by_name
         return [
-            GpuCleaned(member.node, gpu_id, lease.fencing_token, now)
+            changes.GpuCleaned(member.node, gpu_id, lease.fencing_token, now)
             for member in lease.members
             if member.node in by_name and not by_name[member.node].retired  # it leaves with its last lease
             for gpu_id in member.gpu_ids
         ]
 
-    def note(self, change: Change, now: float) -> None:
+    def note(self, change: changes.Change, now: float) -> None:
         """Take note of a change that was applied."""
         job_runs = self.job_runs
         match change:
-            case Granted(lease=lease):
+            case changes.Granted(lease=lease):
                 self._note_start(job_runs[lease.lease_id], lease, now)
-            case Queued(request=request):
+            case changes.Queued(request=request):
                 self._note_wait(job_runs[request.lease_id], now)
-            case Preempting(lease_id=lease_id):
+            case changes.Preempting(lease_id=lease_id):
                 self._note_preemption(job_runs[lease_id], change, now)
-            case Released(lease_id=lease_id, outcome=outcome):
+            case changes.Released(lease_id=lease_id, outcome=outcome):
                 job_runs[lease_id].ended_at, job_runs[lease_id].outcome = now, outcome
-            case Expired(lease_id=lease_id):
+            case changes.Expired(lease_id=lease_id):
                 job_runs[lease_id].ended_at = now
-            case MembersReleased(lease_id=lease_id):
+            case changes.MembersReleased(lease_id=lease_id):
                 job_run = job_runs[lease_id]
                 job_run.left_at |= dict.fromkeys(change.ranks, now)
                 self._remainders[lease_id] = f"{lease_id}{KEY_SEPARATOR}{change.fencing_token}"
                 if len(job_run.left_at) >= len(job_run.members):
                     job_run.ended_at = now
-            case Cancelled(lease_id=lease_id):
+            case changes.Cancelled(lease_id=lease_id):
                 job_runs[lease_id].cancelled = True
-            case MaintenanceChanged():
+            case changes.MaintenanceChanged():
                 self._decide_at_windows(now)
 
     def _note_start(self, job_run: JobRun, lease: Lease, now: float) -> None:
@@ -185,7 +172,7 @@ class JobCourses:
         job_run.started_at = job_run.ended_at = job_run.lease = job_run.follows = job_run.preempted_at = None
         job_run.preempted_by = job_run.outcome = ""
 
-    def _note_preemption(self, job_run: JobRun, change: Preempting, now: float) -> None:
+    def _note_preemption(self, job_run: JobRun, change: changes.Preempting, now: float) -> None:
         """Let the job end when it did in the recording, else once it has saved what it did."""
         assert job_run.lease is not None
         if not change.preemptor:  # it was taken back

@@ -8,33 +8,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from itertools import pairwise
 
-from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Announced,
-    Cancelled,
-    Change,
-    ClusterSettingsChanged,
-    DeadlineRisk,
-    Drained,
-    Expired,
-    GpuCleaned,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    InventoryChanged,
-    JobPlaced,
-    MaintenanceChanged,
-    Outcome,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Resumed,
-    TeamsChanged,
-    Withdrawn,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window
@@ -42,7 +16,12 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.scheduling.accounting.lives import Life
 from simulator.replay.workload import EventBatch, Job, Part, decisions_of
 
-ClusterChange = InventoryChanged | TeamsChanged | ClusterSettingsChanged | MaintenanceChanged
+ClusterChange = (
+    changes.InventoryChanged
+    | changes.TeamsChanged
+    | changes.ClusterSettingsChanged
+    | changes.MaintenanceChanged
+)
 
 
 def endless_request(request: Request) -> Request:
@@ -79,7 +58,7 @@ def _part(life: Life, *, waits_again: bool) -> Part:
         life.preempted_at,
         life.preempted_by,
         life.ended_at,
-        "" if last is None else Outcome.FAILED if last.expired else last.outcome,
+        "" if last is None else changes.Outcome.FAILED if last.expired else last.outcome,
         waits_again,
         max(life.cleaned_at - life.ended_at, 0.0),
         life.preemptions,
@@ -127,34 +106,42 @@ class Operations:
                 batch.dispatches = False
         return tuple(self._batches)
 
-    def add(self, change: Change) -> None:
+    def add(self, change: changes.Change) -> None:
         """Follow the next change."""
         match change:
-            case Queued(request=request):
+            case changes.Queued(request=request):
                 self._begin(change.at, Kind.OTHER).arrivals.append(self._parts.job(request, change.at))
                 self._pending.add(request.lease_id)
-            case Granted(lease=lease) if lease.lease_id not in self._pending:
+            case changes.Granted(lease=lease) if lease.lease_id not in self._pending:
                 self._granted_at_once(lease, change)
-            case Preempting() if change.preemptor in LIMITS:
+            case changes.Preempting() if change.preemptor in LIMITS:
                 self._expiry(change).external.append(change)
-            case Preempting(by_operator=False) if is_window(change.preemptor):
+            case changes.Preempting(by_operator=False) if is_window(change.preemptor):
                 self._expiry(change).decided += decisions_of([change])
-            case Granted() | Preempting(by_operator=False):
+            case changes.Granted() | changes.Preempting(by_operator=False):
                 self._decided(change)
-            case Quarantined(revoked=False) | Expired():
+            case changes.Quarantined(revoked=False) | changes.Expired():
                 self._expiry(change).external.append(change)
-            case AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Resumed():
+            case (
+                changes.AgentSeen()
+                | changes.AgentLost()
+                | changes.GpuClosed()
+                | changes.GpuOpened()
+                | changes.GpuCleaned()
+                | changes.Drained()
+                | changes.Resumed()
+            ):
                 # A new inventory closes the GPUs again that have other numbers in it.
-                is_part = self._kind is Kind.CLUSTER and isinstance(change, GpuClosed)
+                is_part = self._kind is Kind.CLUSTER and isinstance(change, changes.GpuClosed)
                 self._join(change.at, Kind.CLUSTER if is_part else Kind.REPORT).external.append(change)
-            case InventoryChanged() | TeamsChanged() | ClusterSettingsChanged():
+            case changes.InventoryChanged() | changes.TeamsChanged() | changes.ClusterSettingsChanged():
                 self._join(change.at, Kind.CLUSTER).external.append(change)
-            case Renewed():
+            case changes.Renewed():
                 self._renewed(change)
-            case Cancelled(lease_id=lease_id):
+            case changes.Cancelled(lease_id=lease_id):
                 self._pending.discard(lease_id)
                 self._begin(change.at, Kind.OTHER).external.append(change)
-            case MaintenanceChanged(windows=windows):
+            case changes.MaintenanceChanged(windows=windows):
                 # A manager that adds a window does not look at the queue.
                 found = {window.window_id for window in windows}
                 batch = (
@@ -164,18 +151,18 @@ class Operations:
                 )
                 batch.external.append(change)
                 self._windows = found
-            case Preempting():
+            case changes.Preempting():
                 self._unusual.add(change.fencing_token)
                 self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
-            case Announced() | Withdrawn():
+            case changes.Announced() | changes.Withdrawn():
                 self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
-            case JobPlaced() | DeadlineRisk():
+            case changes.JobPlaced() | changes.DeadlineRisk():
                 pass  # the one decides how the lease may end, which is recorded; the other nothing
-            case Quarantined():
+            case changes.Quarantined():
                 self._unusual.add(change.fencing_token)
                 self._begin(change.at, Kind.OTHER).external.append(change)
             case _:
-                if isinstance(change, Released) and change.fencing_token in self._parts.again:
+                if isinstance(change, changes.Released) and change.fencing_token in self._parts.again:
                     self._pending.add(change.lease_id)
                 self._begin(change.at, Kind.OTHER).external.append(change)
 
@@ -190,20 +177,20 @@ class Operations:
             return self._batches[-1]
         return self._begin(at, kind)
 
-    def _expiry(self, change: Quarantined | Expired | Preempting) -> EventBatch:
+    def _expiry(self, change: changes.Quarantined | changes.Expired | changes.Preempting) -> EventBatch:
         self._unusual.add(change.fencing_token)
         batch = self._join(change.at, Kind.EXPIRY)
         batch.expires = True
         return batch
 
-    def _renewed(self, change: Renewed) -> None:
+    def _renewed(self, change: changes.Renewed) -> None:
         """Add a renewal only if it changes more than the end of its lease."""
         token = change.fencing_token
         if token in self._unusual or self._checkpoints.get(token) != change.checkpoint_at:
             self._checkpoints[token] = change.checkpoint_at
             self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
 
-    def _granted_at_once(self, lease: Lease, change: Granted) -> None:
+    def _granted_at_once(self, lease: Lease, change: changes.Granted) -> None:
         """Add the grant of a request that was never pending: its arrival and a decision.
 
         Requests of one call are numbered before any is granted, beside a queue in the order of the queue,
@@ -224,8 +211,8 @@ class Operations:
             return False
         return self._kind is Kind.LOOK or (self._kind is Kind.GRANT and self._batches[-1].at_once)
 
-    def _decided(self, change: Granted | Preempting) -> None:
-        if isinstance(change, Granted):
+    def _decided(self, change: changes.Granted | changes.Preempting) -> None:
+        if isinstance(change, changes.Granted):
             self._pending.discard(change.lease.lease_id)
         else:
             self._unusual.add(change.fencing_token)

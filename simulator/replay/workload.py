@@ -9,25 +9,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from resource_manager.core.changes import (
-    Change,
-    ClusterSettingsChanged,
-    Drained,
-    Expired,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    InventoryChanged,
-    MaintenanceChanged,
-    MembersReleased,
-    Outcome,
-    Preempting,
-    Quarantined,
-    Released,
-    Renewed,
-    Resumed,
-    TeamsChanged,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit, count_gpus
 from resource_manager.core.lease_limits import LIMITS
@@ -70,7 +52,7 @@ class Part:
     @property
     def ran_s(self) -> float:
         """How long its job ran; one whose job did not start gave the lease back."""
-        is_given_back = self.waits_again and self.outcome == Outcome.NOT_STARTED
+        is_given_back = self.waits_again and self.outcome == changes.Outcome.NOT_STARTED
         return 0.0 if is_given_back else max(self.ended_at - self.lease.granted_at, 0.0)
 
 
@@ -107,35 +89,42 @@ class Job:
 
 
 ServerChange = (
-    Drained
-    | Resumed
-    | TeamsChanged
-    | MaintenanceChanged
-    | GpuClosed
-    | GpuOpened
-    | InventoryChanged
-    | ClusterSettingsChanged
+    changes.Drained
+    | changes.Resumed
+    | changes.TeamsChanged
+    | changes.MaintenanceChanged
+    | changes.GpuClosed
+    | changes.GpuOpened
+    | changes.InventoryChanged
+    | changes.ClusterSettingsChanged
 )
 """A change that people and events outside of scheduling make to servers and rules."""
 
-LeaseChange = Released | Expired | MembersReleased | Renewed | Quarantined | Preempting
+LeaseChange = (
+    changes.Released
+    | changes.Expired
+    | changes.MembersReleased
+    | changes.Renewed
+    | changes.Quarantined
+    | changes.Preempting
+)
 """A change to a recorded lease; it counts only for a lease that began when that one did."""
 
-ExternalEvent = Change
+ExternalEvent = changes.Change
 """A change other than an arrival that the scheduler did not decide; a `Preempting` if an operator did."""
 
 Decision = tuple[str, tuple[Placement, ...] | str]
 """A decision of the scheduler: a request with its placements, or a lease with what it is preempted for."""
 
 
-def decisions_of(changes: Iterable[Change]) -> list[Decision]:
-    """Return the decisions of the scheduler among the changes."""
+def decisions_of(operation: Iterable[changes.Change]) -> list[Decision]:
+    """Return the decisions of the scheduler among the changes of an operation."""
     found: list[Decision] = []
-    for change in changes:
+    for change in operation:
         match change:
-            case Granted(lease=lease):
+            case changes.Granted(lease=lease):
                 found.append((lease.lease_id, lease.members))
-            case Preempting(by_operator=False) if change.preemptor not in LIMITS:
+            case changes.Preempting(by_operator=False) if change.preemptor not in LIMITS:
                 found.append((change.lease_id, change.preemptor))
     return found
 
@@ -179,8 +168,10 @@ class Workload:
     @property
     def nodes(self) -> list[Node]:
         """Every server that ever exists, those of the initial state first; a changed one appears again."""
-        changes = (event for batch in self.batches for event in batch.external)
-        came = (node for event in changes if isinstance(event, InventoryChanged) for node in event.nodes)
+        external = (event for batch in self.batches for event in batch.external)
+        came = (
+            node for event in external if isinstance(event, changes.InventoryChanged) for node in event.nodes
+        )
         return [*self.start.nodes, *came]
 
 

@@ -9,21 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from resource_manager import errors
 from resource_manager.core import lease_limits
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.errors import (
-    InvalidRequestError,
-    LockedError,
-    LockTimeoutError,
-    RepeatedError,
-    ResourceManagerError,
-    StaleStateError,
-    StateUnconfirmedError,
-    StoreFullError,
-)
 from resource_manager.manager.commit.group import Groups, Operation
 from resource_manager.manager.commit.job_ends import ends_of_jobs
 from resource_manager.manager.commit.recovery import Recovery
@@ -82,7 +73,7 @@ class GroupCommits:
                 part = parts.popleft()
                 try:
                     self._commit_group(part, deadline)
-                except (StoreFullError, InvalidRequestError) as error:
+                except (errors.StoreFullError, errors.InvalidRequestError) as error:
                     if len(part) > 1:  # some may need no memory
                         parts.extend([operation] for operation in part)
                     else:
@@ -104,9 +95,9 @@ class GroupCommits:
                         group += self.groups.newcomers()
                         decided = self._attempt(group, lock)
                 return self._finish(decided)
-            except StateUnconfirmedError as error:
+            except errors.StateUnconfirmedError as error:
                 self._recovery.begin(error)
-            except RepeatedError as error:
+            except errors.RepeatedError as error:
                 for operation in group:
                     if operation.once is not None and operation.once.key is error.key:
                         operation.stored = error.stored
@@ -115,12 +106,12 @@ class GroupCommits:
                 group[:] = [operation for operation in group if not operation.done]
                 if not group:
                     return None
-            except StaleStateError as error:
+            except errors.StaleStateError as error:
                 self._measured("commit_conflicts", 1)
                 if conflicts >= TRIES_WITHOUT_LOCK:  # the lock ran out while this process was paused
                     if time.monotonic() >= deadline:
                         raise
-                elif isinstance(error, LockedError):
+                elif isinstance(error, errors.LockedError):
                     conflicts = TRIES_WITHOUT_LOCK
                 else:
                     conflicts += 1
@@ -233,7 +224,7 @@ class GroupCommits:
         started = time.monotonic()
         lock = self.store.lock(self._replica.cluster if self._replica.is_stored else None)
         if not lock.acquire(max(deadline - started, 0.0), meanwhile):
-            raise LockTimeoutError(self._lock_timeout_s)
+            raise errors.LockTimeoutError(self._lock_timeout_s)
         self._contended = lock.waited
         self._measured("lock_wait_s", time.monotonic() - started)
         try:
@@ -241,7 +232,7 @@ class GroupCommits:
         finally:
             try:
                 lock.release()
-            except ResourceManagerError as error:  # harmless: the commit is decided
+            except errors.ResourceManagerError as error:  # harmless: the commit is decided
                 logger.warning("the lock could not be released and will expire: %s", error)
 
 

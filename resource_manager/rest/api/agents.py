@@ -13,15 +13,7 @@ from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentState, jobs_on
 from resource_manager.manager.stored_jobs import JobResult
-from resource_manager.rest.agent_schemas import (
-    MAX_LOGS_BYTES,
-    AgentJobsQuery,
-    AgentStateQuery,
-    LogsBody,
-    OrderBody,
-    OutputQuery,
-    ResultQuery,
-)
+from resource_manager.rest import agent_schemas
 from resource_manager.rest.answers import Done, Ordered
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
@@ -49,7 +41,7 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
 
 
 @routes.add("GET", "/api/agent/jobs", Role.AGENT, tag="servers")
-def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
+def agent_jobs(service: Service, caller: Identity, query: agent_schemas.AgentJobsQuery) -> Any:
     """Jobs that should be on a server: the request is held until they are others than those known."""
     _require_agent(caller, query.server)
     check_version(query.version)
@@ -65,8 +57,8 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
     return answer
 
 
-@routes.add("POST", "/api/agent/logs", Role.AGENT, max_bytes=MAX_LOGS_BYTES, tag="servers")
-def agent_logs(service: Service, caller: Identity, body: LogsBody) -> Done:
+@routes.add("POST", "/api/agent/logs", Role.AGENT, max_bytes=agent_schemas.MAX_LOGS_BYTES, tag="servers")
+def agent_logs(service: Service, caller: Identity, body: agent_schemas.LogsBody) -> Done:
     """Bring a part of a job's output that somebody asked for."""
     _require_agent(caller, body.server)
     jobs = service.manager.stored_jobs
@@ -90,7 +82,7 @@ def _require_agent(caller: Identity, server: str) -> None:
 
 
 @routes.add("POST", "/api/jobs/order", Role.USER, failures=(404,), tag="leases")
-def order_job(service: Service, caller: Identity, body: OrderBody) -> Ordered:
+def order_job(service: Service, caller: Identity, body: agent_schemas.OrderBody) -> Ordered:
     """Tell the agent of a server what to do with the job of a lease."""
     require_run_jobs(caller)
     number = service.manager.order_job(body.server, body.key, body.order, owner=owner_required(caller))
@@ -99,7 +91,7 @@ def order_job(service: Service, caller: Identity, body: OrderBody) -> Ordered:
 
 
 @routes.add("GET", "/api/jobs", Role.READER, tag="leases")
-def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> AgentState:
+def agent_state(service: Service, caller: Identity, query: agent_schemas.AgentStateQuery) -> AgentState:
     """Jobs of a server's agent as last reported: others' jobs are unknown to who is no operator."""
     state = service.manager.agent_state(query.server)
     if caller.is_operator:
@@ -114,7 +106,7 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
 
 
 @routes.add("GET", "/api/jobs/output", Role.READER, failures=(404,), tag="leases", waits=True)
-def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
+def job_output(service: Service, caller: Identity, query: agent_schemas.OutputQuery) -> dict[str, Any]:
     """Part of the output of a job that an agent runs; for its owner, their team and operators."""
     server, key, lease_id = query.server, query.key, query.task_id or ""
     if not may_read(caller, service.manager.job_of(server, key, lease_id)):
@@ -127,7 +119,7 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
 
 
 @routes.add("GET", "/api/result", Role.READER, failures=(404,), tag="leases")
-def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
+def result(service: Service, caller: Identity, query: agent_schemas.ResultQuery) -> JobResult:
     """Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators."""
     found = service.manager.result_of(query.task_id, query.fencing_token)
     if found is None or not may_read(caller, found):

@@ -22,23 +22,12 @@ from resource_manager.manager.results import (
 )
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
+from resource_manager.rest import schemas
 from resource_manager.rest.answers import Change, Done, Page, SnapshotAnswer, Trend
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.ownership import owner_required
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import (
-    ChangesQuery,
-    ExplainQuery,
-    GpusQuery,
-    HistoryQuery,
-    NameQuery,
-    PageQuery,
-    SlurmBody,
-    StatusQuery,
-    TaskQuery,
-    UsageHistoryQuery,
-)
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
@@ -46,7 +35,7 @@ T = TypeVar("T")
 
 
 @routes.add("GET", "/api/gpus", Role.READER, tag="servers")
-def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
+def gpus(service: Service, caller: Identity, query: schemas.GpusQuery) -> Page[ServerUse]:
     """Use of every GPU as last reported, by server, with its leases."""
     if query.servers:
         return {"items": use_of(service.manager, query.servers), "next": None}
@@ -57,7 +46,7 @@ def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse
 
 
 @routes.add("GET", "/api/status", Role.READER, tag="servers")
-def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
+def status(service: Service, caller: Identity, query: schemas.StatusQuery) -> Summary:
     """Free and allocated capacity of every server."""
     summary = service.manager.summary()
     if query.limit is not None or query.after:
@@ -69,7 +58,7 @@ def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
 
 
 @routes.add("GET", "/api/leases", Role.READER, tag="leases")
-def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
+def leases(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[Allocation]:
     """Live leases, oldest first."""
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
@@ -77,7 +66,7 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocat
 
 
 @routes.add("GET", "/api/leases/changes", Role.READER, tag="leases")
-def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
+def lease_changes(service: Service, caller: Identity, query: schemas.ChangesQuery) -> Any:
     """Leases and requests that changed since a version, once some have: the request is held until then."""
 
     def is_due() -> bool:
@@ -102,14 +91,14 @@ def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
 
 
 @routes.add("POST", "/api/slurm", Role.USER, tag="leases")
-def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody) -> Done:
+def keep_slurm_jobs(service: Service, caller: Identity, body: schemas.SlurmBody) -> Done:
     """Replace what is known of the jobs of a cluster of Slurm."""
     service.manager.keep_slurm_jobs(body.cluster, body.jobs)
     return {"success": True}
 
 
 @routes.add("GET", "/api/task", Role.READER, failures=(404, 409), tag="leases")
-def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
+def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> Submission:
     """Lease or pending request of a task."""
     if not query.exact:
         return service.manager.named(
@@ -127,25 +116,25 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
 
 
 @routes.add("GET", "/api/queue", Role.READER, tag="queue")
-def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
+def queue(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[QueueEntry]:
     """Pending requests in queue order, with their estimated start."""
     return _page_of(service.manager.queue(), query)
 
 
 @routes.add("GET", "/api/coming", Role.READER, tag="queue")
-def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
+def coming(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[ComingDemand]:
     """Demands that tasks of running DAGs will make, the next first."""
     return _page_of(service.manager.coming(), query)
 
 
-def _page_of(items: list[T], query: PageQuery) -> Page[T]:
+def _page_of(items: list[T], query: schemas.PageQuery) -> Page[T]:
     end = query.after + query.limit
     page = items[query.after : end]
     return {"items": page, "next": end if end < len(items) else None, "total": len(items)}
 
 
 @routes.add("GET", "/api/history", Role.READER, tag="history")
-def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Change]:
+def history(service: Service, caller: Identity, query: schemas.HistoryQuery) -> Page[Change]:
     """Changes in the history, oldest first."""
     page = service.manager.history(query.after, query.limit)
     found = [change for change in page if matches(change, query.by, query.what)]
@@ -162,19 +151,19 @@ def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
 
 
 @routes.add("GET", "/api/explain", Role.READER, tag="queue")
-def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
+def explain(service: Service, caller: Identity, query: schemas.ExplainQuery) -> Explanation:
     """Explain a request without making it: does it fit now, where, why not, and when."""
     return service.manager.explain(query)
 
 
 @routes.add("GET", "/api/task/explain", Role.READER, failures=(404, 409), tag="queue")
-def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explanation:
+def explain_task(service: Service, caller: Identity, query: schemas.NameQuery) -> Explanation:
     """Explain why a pending request waits, and when it should start."""
     return service.manager.explain_named(query.name)
 
 
 @routes.add("GET", "/api/trends", Role.READER, tag="history")
-def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
+def usage_history(service: Service, caller: Identity, query: schemas.UsageHistoryQuery) -> Trend:
     """Utilisation, queue and waits over the last hours."""
     return service.watch.usage_history(query.hours)
 

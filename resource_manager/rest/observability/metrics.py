@@ -11,19 +11,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from resource_manager import STORED_FORMAT, __version__
-from resource_manager.core.changes import (
-    Change,
-    ClusterSettingsChanged,
-    Expired,
-    Granted,
-    InventoryChanged,
-    MaintenanceChanged,
-    MembersReleased,
-    Preempting,
-    Quarantined,
-    Released,
-    TeamsChanged,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.lease_limits import LIMITS
@@ -39,11 +27,11 @@ from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Life
 from resource_manager.scheduling.queue.windows import under_maintenance
 
-CLUSTER_CHANGES: dict[type[Change], str] = {
-    InventoryChanged: "servers",
-    ClusterSettingsChanged: "settings",
-    TeamsChanged: "teams",
-    MaintenanceChanged: "maintenance",
+CLUSTER_CHANGES: dict[type[changes.Change], str] = {
+    changes.InventoryChanged: "servers",
+    changes.ClusterSettingsChanged: "settings",
+    changes.TeamsChanged: "teams",
+    changes.MaintenanceChanged: "maintenance",
 }
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -175,28 +163,31 @@ class Metrics:
         self._unusable.labels("lost").set(0)
         return generate_latest(self.registry)
 
-    def _count(self, change: Change, life: Life | None) -> None:
+    def _count(self, change: changes.Change, life: Life | None) -> None:
         if (part := CLUSTER_CHANGES.get(type(change))) is not None:
             self._cluster_changes.labels(part).inc()
         if life is None:
             return
         match change:
-            case Granted():
+            case changes.Granted():
                 for node in {member.node for member in life.granted.members}:
                     self._allocations.labels(node).inc()
                 self._waits.observe(life.waited_s)
-            case Released():
+            case changes.Released():
                 self._releases.inc()
-            case Expired():
+            case changes.Expired():
                 self._expirations.labels("false").inc()
-            case Quarantined():
+            case changes.Quarantined():
                 self._expirations.labels("true").inc()
-            case Preempting() if change.preemptor:
+            case changes.Preempting() if change.preemptor:
                 own = life.preemptor is not None and life.preemptor.team == life.lease.request.team
                 reason = "maintenance" if is_window(change.preemptor) else "priority" if own else "guarantee"
                 is_limit = change.preemptor in LIMITS
                 self._preemptions.labels(preemptor_in_words(change.preemptor) if is_limit else reason).inc()
-        if isinstance(change, Released | Expired | MembersReleased) and len(life.ends) == 1:
+        if (
+            isinstance(change, changes.Released | changes.Expired | changes.MembersReleased)
+            and len(life.ends) == 1
+        ):
             self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
 
 

@@ -11,20 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from resource_manager.core.changes import (
-    Cancelled,
-    Change,
-    Expired,
-    GpuCleaned,
-    Granted,
-    InventoryChanged,
-    MembersReleased,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Node, Placement, Request
 from resource_manager.core.pending import PendingRequest
@@ -130,25 +117,27 @@ class Lives:
             each.lease_id: known.get(each.lease_id, Wait(each.request, each.queued_at)) for each in pending
         }
 
-    def add(self, change: Change) -> Life | None:
+    def add(self, change: changes.Change) -> Life | None:
         """Take the next change; return the life that it is about, if it is about one that is known."""
         match change:
-            case Granted(lease=lease):
+            case changes.Granted(lease=lease):
                 wait = self._end_wait(lease.lease_id, change.at)
                 life = self._begin(lease)
                 since = lease.queued_at if wait is None else wait.start
                 life.waited_s = 0.0 if since is None else max(lease.granted_at - since, 0.0)
                 return life
-            case Queued(request=request):  # of a preempted lease a second time
+            case changes.Queued(request=request):  # of a preempted lease a second time
                 self._end_wait(request.lease_id, change.at)
                 self.pending[request.lease_id] = Wait(request, change.at)
-            case Cancelled():
+            case changes.Cancelled():
                 self._end_wait(change.lease_id, change.at)
-            case InventoryChanged(nodes=nodes):
+            case changes.InventoryChanged(nodes=nodes):
                 self._take_inventory(nodes)
-            case GpuCleaned() | Released() | Expired() | MembersReleased():
+            case changes.GpuCleaned() | changes.Released() | changes.Expired() | changes.MembersReleased():
                 return self._end(change)
-            case Quarantined() | Renewed() | Preempting() if known := self.lives.get(change.fencing_token):
+            case changes.Quarantined() | changes.Renewed() | changes.Preempting() if known := self.lives.get(
+                change.fencing_token
+            ):
                 self._turn(known, change)
                 return known
         return None
@@ -165,35 +154,37 @@ class Lives:
         self.allocated_milli += held_milli(lease)
         return life
 
-    def _turn(self, life: Life, change: Quarantined | Renewed | Preempting) -> None:
+    def _turn(self, life: Life, change: changes.Quarantined | changes.Renewed | changes.Preempting) -> None:
         """Note what a change says of a lease that goes on: a preemption, another spell."""
-        quarantined = isinstance(change, Quarantined)
-        if isinstance(change, Preempting):
+        quarantined = isinstance(change, changes.Quarantined)
+        if isinstance(change, changes.Preempting):
             by = change.preemptor
             life.preempted_at, life.preempted_by = (change.at if by else None), by
             life.preemptor = wait.request if (wait := self.pending.get(by)) else None
             life.preemptions = (*life.preemptions, change.at)
             life.lease = replace(life.lease, preempt_until=change.until if by else math.inf)
             return
-        if isinstance(change, Renewed):
+        if isinstance(change, changes.Renewed):
             quarantined = change.at > life.lease.preempt_until
         if quarantined != life.quarantined:
             life.spells.append(self._spell(life, change.at))
             life.since, life.quarantined = change.at, quarantined
 
-    def _end(self, change: GpuCleaned | Released | Expired | MembersReleased) -> Life | None:
+    def _end(
+        self, change: changes.GpuCleaned | changes.Released | changes.Expired | changes.MembersReleased
+    ) -> Life | None:
         life = self.lives.get(change.fencing_token)
         if life is None:
             return None
-        if isinstance(change, GpuCleaned):
+        if isinstance(change, changes.GpuCleaned):
             life.cleaned_at = max(life.cleaned_at, change.at)
             if change.busy is not None:
                 life.measures.append((change.busy, change.energy_kwh))
             return life
-        outcome = "" if isinstance(change, Expired) else change.outcome
+        outcome = "" if isinstance(change, changes.Expired) else change.outcome
         rest: Lease | None = None
         ended = tuple(life.lease.ranked)
-        if isinstance(change, MembersReleased):
+        if isinstance(change, changes.MembersReleased):
             rest = life.lease.without(set(change.ranks))
             ended = tuple((rank, member) for rank, member in ended if rank in change.ranks)
         # What the job of members that are left did so far has the same outcome.
@@ -201,7 +192,7 @@ class Lives:
         life.spells = [
             spell if spell.outcome is not None else spell._replace(outcome=outcome) for spell in spells
         ]
-        is_expired, reason = isinstance(change, Expired), getattr(change, "reason", "")
+        is_expired, reason = isinstance(change, changes.Expired), getattr(change, "reason", "")
         life.ends.append(End(ended, change.at, outcome, is_expired, reason, change.by))
         self.allocated_milli -= held_milli(life.lease) - (0 if rest is None else held_milli(rest))
         if rest is None:
@@ -232,9 +223,9 @@ class Lives:
         self.capacity_milli = MILLI_PER_GPU * len(self._types)
 
 
-def lives_of(before: Snapshot, changes: Iterable[Change]) -> Lives:
+def lives_of(before: Snapshot, history: Iterable[changes.Change]) -> Lives:
     """Return the walk over a whole history."""
     found = Lives(before)
-    for change in changes:
+    for change in history:
         found.add(change)
     return found

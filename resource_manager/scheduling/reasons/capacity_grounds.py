@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from resource_manager.core import server_facts as facts
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     ShortageKind,
@@ -25,35 +26,6 @@ from resource_manager.core.names import name_of
 from resource_manager.core.node_state import ClosedToRequest, NodeState
 from resource_manager.core.refusal import Fact, FreeNow, Grounds, RefusalKind
 from resource_manager.core.search import awaits_restore
-from resource_manager.core.server_facts import (
-    AddressesMissing,
-    AmountShort,
-    ClosedServer,
-    Closure,
-    FreeShort,
-    GpusShort,
-    IsDrained,
-    IsSilent,
-    KindMissing,
-    LabelsMissing,
-    LabelUnknown,
-    Lack,
-    MembersFree,
-    MoreClosed,
-    NeverTogether,
-    NextServer,
-    NoFreeServer,
-    NoPlacement,
-    NoPort,
-    NoServer,
-    NotAtOnce,
-    OneServerOnly,
-    StartFailed,
-    TooFewGpus,
-    TooFewServers,
-    Unreleased,
-    WithheldGpus,
-)
 from resource_manager.scheduling.placement.gang_slots import (
     could_ever_mask,
     could_ever_take,
@@ -88,36 +60,36 @@ def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
     named = [state for state in states if request.required_node in (None, state.name)]
     allowed = [state for state in named if has_labels(state.node, request)]
     if not allowed:
-        return LabelsMissing() if named else NoServer()
+        return facts.LabelsMissing() if named else facts.NoServer()
     if not any(accepts_node(state.node, request) for state in allowed) or (
         request.gpus and not any(state.node.gpus for state in allowed)
     ):
         unstated = (state.name for state in allowed if lacks_stated_memory(state.node, request))
         types = {gpu.gpu_type for state in allowed for gpu in state.node.gpus if gpu.gpu_type}
         missing = types if types.isdisjoint(request.gpu_types) else ()
-        return KindMissing(next(unstated, ""), tuple(sorted(missing)) if request.gpu_types else ())
+        return facts.KindMissing(next(unstated, ""), tuple(sorted(missing)) if request.gpu_types else ())
     best = max(allowed, key=lambda state: count_gpus(state.node, request))
     most = count_gpus(best.node, request)
     if most < request.gpus:
         of_mig = any(has_mig_devices_for(state.node, request) for state in allowed)
-        return TooFewGpus(best.name, most, of_mig)
-    return _amount_short(allowed, request, free=False) or NeverTogether()
+        return facts.TooFewGpus(best.name, most, of_mig)
+    return _amount_short(allowed, request, free=False) or facts.NeverTogether()
 
 
 def _never_together(cluster: ClusterState, request: Request) -> Fact:
     """Return why the whole inventory cannot take the gang, although it can take a member."""
     areas = areas_of(cluster, request)
     if not areas:
-        return LabelUnknown()
+        return facts.LabelUnknown()
     able = [state for state in cluster.nodes if not state.retired and could_ever_fit(state.node, request)]
     without = [state for state in able if not state.node.address]
     if without and len(able) - len(without) < (request.nodes if request.spread is Spread.SERVERS else 1):
-        return AddressesMissing(len(without), len(able), without[0].name)
+        return facts.AddressesMissing(len(without), len(able), without[0].name)
     if request.required_node is not None and request.spread is Spread.SERVERS:
-        return OneServerOnly()
+        return facts.OneServerOnly()
     per_area = {value: ever_slots(cluster, request, mask) for value, mask in areas.items()}
     value = max(per_area, key=per_area.__getitem__)
-    return TooFewServers(per_area[value], value)
+    return facts.TooFewServers(per_area[value], value)
 
 
 # ---- not now ----
@@ -133,15 +105,15 @@ def _no_server(cluster: ClusterState, request: Request) -> Grounds:
     if not could_start(cluster, request):
         return Grounds(_kind_of_closed(usable), tuple(_closed_servers(usable, request)), request)
     is_open = [state for state in usable if state.is_open]
-    facts: list[Fact] = [NoFreeServer(_nearest(is_open, request))]
+    stated: list[Fact] = [facts.NoFreeServer(_nearest(is_open, request))]
     if unreleased := unreleased_lease(is_open, request):
-        return Grounds(RefusalKind.AWAITING_RELEASE, (*facts, unreleased), request)
+        return Grounds(RefusalKind.AWAITING_RELEASE, (*stated, unreleased), request)
     closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
-    facts += _closed_servers(closed, request)
+    stated += _closed_servers(closed, request)
     marked = [state for state in is_open if request.gpus and (state.closed_gpus or state.cleaning)]
     found = (withheld(state, accepted_gpu_ids(state.node, request)) for state in marked)
-    facts += [gpus for gpus in found if gpus is not None][:1]
-    return Grounds(RefusalKind.NO_CAPACITY, tuple(facts), request)
+    stated += [gpus for gpus in found if gpus is not None][:1]
+    return Grounds(RefusalKind.NO_CAPACITY, tuple(stated), request)
 
 
 def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
@@ -153,20 +125,20 @@ def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
     }
     count = {value: sum(slots_now(state, request) for state in states) for value, states in able.items()}
     value = max(count, key=count.__getitem__)
-    states, free = able[value], MembersFree(count[value], value)
+    states, free = able[value], facts.MembersFree(count[value], value)
     if not could_start(cluster, request):
         closed = [state for state in states if not state.is_open or _has_lost_members(state, request)]
         return Grounds(_kind_of_closed(closed), (free, *_closed_servers(closed, request)), request)
     lacking = [state for state in states if state.is_open and not slots_now(state, request)]
     if unreleased := unreleased_lease(lacking, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (free, unreleased), request)
-    facts: list[Fact] = [free]
+    stated: list[Fact] = [free]
     if count[value] >= request.nodes:
-        facts = [MembersFree(count[value], value, _without_port(states, request))]
+        stated = [facts.MembersFree(count[value], value, _without_port(states, request))]
     elif lacking:
         nearest = max(lacking, key=lambda state: most_free(state, request))
-        facts.append(NextServer(nearest.name, _next_lack(nearest, request)))
-    return Grounds(RefusalKind.NO_CAPACITY, tuple(facts), request)
+        stated.append(facts.NextServer(nearest.name, _next_lack(nearest, request)))
+    return Grounds(RefusalKind.NO_CAPACITY, tuple(stated), request)
 
 
 def _states(cluster: ClusterState, mask: int) -> list[NodeState]:
@@ -181,18 +153,18 @@ def _has_lost_members(state: NodeState, request: Request) -> bool:
     return with_open_ones < slots(state.node, request, total_capacity(state.node))
 
 
-def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:
+def _next_lack(state: NodeState, request: Request) -> facts.FreeShort | facts.Lack:
     for shortage in shortages(state.node, request, state.capacity):
         if shortage.kind in (ShortageKind.GPUS, ShortageKind.AMOUNT):
-            return FreeShort(shortage.has, shortage.name)
+            return facts.FreeShort(shortage.has, shortage.name)
     return lack_of([state], request)
 
 
-def _without_port(states: list[NodeState], request: Request) -> NoPort | NoPlacement:
+def _without_port(states: list[NodeState], request: Request) -> facts.NoPort | facts.NoPlacement:
     for state in states:
         if slots_now(state, request) and not state.free_port():
-            return NoPort(state.name, *state.node.gang_ports)
-    return NoPlacement()
+            return facts.NoPort(state.name, *state.node.gang_ports)
+    return facts.NoPlacement()
 
 
 def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
@@ -202,12 +174,12 @@ def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease
             yield from state.leases.values()
 
 
-def unreleased_lease(states: Iterable[NodeState], request: Request) -> Unreleased | None:
+def unreleased_lease(states: Iterable[NodeState], request: Request) -> facts.Unreleased | None:
     """Return a quarantined lease after whose release the request can start, or None."""
     for state in states:
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
-            return Unreleased(name_of(unconfirmed[0]), state.name)
+            return facts.Unreleased(name_of(unconfirmed[0]), state.name)
     return None
 
 
@@ -229,13 +201,13 @@ def is_by_gpus(cluster: ClusterState, request: Request) -> bool:
     )
 
 
-def _nearest(states: list[NodeState], request: Request) -> Lack:
+def _nearest(states: list[NodeState], request: Request) -> facts.Lack:
     """Return what the best of these open servers is short of, none of which fits the request."""
     if request.required_node is None and request.gpus:
         best = max(states, key=lambda state: most_free(state, request))
         most = most_free(best, request)
         if most < (request.gpus if request.gpu_milli == MILLI_PER_GPU else request.gpu_milli):
-            return GpusShort(most, best.name)
+            return facts.GpusShort(most, best.name)
         states = [state for state in states if _gpus_suffice(state, request)]
     return lack_of(states, request)
 
@@ -255,14 +227,14 @@ def _gpus_suffice(state: NodeState, request: Request) -> bool:
     return len(state.eligible_gpus(request)) >= request.gpus
 
 
-def lack_of(states: list[NodeState], request: Request) -> Lack:
+def lack_of(states: list[NodeState], request: Request) -> facts.Lack:
     """Return what is short now, on the server with most of it."""
     if request.gpus and not any(_gpus_suffice(state, request) for state in states):
-        return GpusShort(max(most_free(state, request) for state in states))
-    return _amount_short(states, request, free=True) or NotAtOnce()
+        return facts.GpusShort(max(most_free(state, request) for state in states))
+    return _amount_short(states, request, free=True) or facts.NotAtOnce()
 
 
-def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> AmountShort | None:
+def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> facts.AmountShort | None:
     """Return the first resource of which no server has enough, free or in total."""
     for name, amount in request.resources.items():
 
@@ -271,7 +243,7 @@ def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> A
 
         best = max(states, key=has)
         if is_short(has(best), amount):
-            return AmountShort(name, max(has(best), 0), best.name, free)
+            return facts.AmountShort(name, max(has(best), 0), best.name, free)
     return None
 
 
@@ -282,35 +254,37 @@ def _kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
         return RefusalKind.RECOVERING
     is_missing = any(
         state.silent is not None
-        or (isinstance(state.drained, ClosedToRequest) and isinstance(state.drained.why, StartFailed))
+        or (isinstance(state.drained, ClosedToRequest) and isinstance(state.drained.why, facts.StartFailed))
         for state in states
     )
     return RefusalKind.NO_CAPACITY if is_missing else RefusalKind.MAINTENANCE
 
 
-def _closed_servers(states: list[NodeState], request: Request) -> Iterator[ClosedServer | MoreClosed]:
+def _closed_servers(
+    states: list[NodeState], request: Request
+) -> Iterator[facts.ClosedServer | facts.MoreClosed]:
     """Yield the closed servers, or those with closed GPUs, and how many more there are."""
     for state in states[:MAX_CLOSED]:
         has = most_free(state, request) if request.gpus else 0
-        yield ClosedServer(state.name, has, _closure_of(state, request))
+        yield facts.ClosedServer(state.name, has, _closure_of(state, request))
     if len(states) > MAX_CLOSED:
-        yield MoreClosed(len(states) - MAX_CLOSED)
+        yield facts.MoreClosed(len(states) - MAX_CLOSED)
 
 
-def _closure_of(state: NodeState, request: Request) -> Closure:
+def _closure_of(state: NodeState, request: Request) -> facts.Closure:
     if state.is_open:
         gpu_ids = state.closed_gpus.keys() & accepted_gpu_ids(state.node, request)
-        return withheld(state, gpu_ids) or WithheldGpus(())
-    return closure_of(state) or IsDrained("")
+        return withheld(state, gpu_ids) or facts.WithheldGpus(())
+    return closure_of(state) or facts.IsDrained("")
 
 
-def closure_of(state: NodeState) -> Closure | None:
+def closure_of(state: NodeState) -> facts.Closure | None:
     """Return what closes a server as a whole, None for one that is open or only left the inventory."""
     if isinstance(state.drained, ClosedToRequest):
         return state.drained.why
     if state.drained is not None:
-        return IsDrained(state.drained.reason, state.drained.failed)
-    return None if state.silent is None else IsSilent(state.silent.since)
+        return facts.IsDrained(state.drained.reason, state.drained.failed)
+    return None if state.silent is None else facts.IsSilent(state.silent.since)
 
 
 def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:

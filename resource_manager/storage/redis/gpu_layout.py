@@ -9,18 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Change,
-    Expired,
-    GpuCleaned,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    MembersReleased,
-    Released,
-)
+from resource_manager.core import changes
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.gpu_state import GpuChange
 from resource_manager.core.models import Lease, Placement, Request
@@ -29,20 +18,22 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 
 
-def field_of(change: AgentSeen | AgentLost | GpuChange | Cleaning) -> str:
+def field_of(change: changes.AgentSeen | changes.AgentLost | GpuChange | Cleaning) -> str:
     """Return the field of a change; a GPU's later transition replaces the earlier one."""
     match change:
-        case AgentSeen() | AgentLost():
+        case changes.AgentSeen() | changes.AgentLost():
             return f"watched {change.node}"
-        case GpuClosed() | GpuOpened():
+        case changes.GpuClosed() | changes.GpuOpened():
             return f"gpu {change.gpu_id} {change.node}"
-        case GpuCleaned() | Cleaning():
+        case changes.GpuCleaned() | Cleaning():
             return f"cleaning {change.gpu_id} {change.fencing_token} {change.node}"
 
 
 def fields_of(snapshot: Snapshot) -> dict[str, str]:
     """Return the whole hash of a state."""
-    transitions: list[AgentSeen | AgentLost | GpuChange] = [AgentSeen(each, 0.0) for each in snapshot.watched]
+    transitions: list[changes.AgentSeen | changes.AgentLost | GpuChange] = [
+        changes.AgentSeen(each, 0.0) for each in snapshot.watched
+    ]
     transitions += [*snapshot.silent, *snapshot.closed_gpus, *snapshot.opened_gpus]
     return {
         **{field_of(change): change_to_json(change) for change in transitions},
@@ -55,8 +46,8 @@ def _ended_lease(entry: Cleaning) -> str:
     request = Request(entry.lease_id, 1, gpu_milli=entry.milli, labels=entry.labels)
     placement = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
     lease = Lease(request, (placement,), entry.fencing_token, entry.since, sequence=entry.sequence)
-    ended = Released(entry.lease_id, entry.fencing_token, entry.since)
-    return f"{change_to_json(Granted(lease, entry.since))}\n{change_to_json(ended)}"
+    ended = changes.Released(entry.lease_id, entry.fencing_token, entry.since)
+    return f"{change_to_json(changes.Granted(lease, entry.since))}\n{change_to_json(ended)}"
 
 
 @dataclass(slots=True)
@@ -64,9 +55,9 @@ class KnownGpus:
     """What the hash says of nodes in the inventory."""
 
     watched: list[str] = field(default_factory=list)
-    silent: list[AgentLost] = field(default_factory=list)
-    closed: list[GpuClosed] = field(default_factory=list)
-    opened: list[GpuOpened] = field(default_factory=list)
+    silent: list[changes.AgentLost] = field(default_factory=list)
+    closed: list[changes.GpuClosed] = field(default_factory=list)
+    opened: list[changes.GpuOpened] = field(default_factory=list)
     cleaning: list[Cleaning] = field(default_factory=list)
 
 
@@ -80,18 +71,18 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
         name, text = key.decode(errors="replace"), value.decode(errors="replace")
         change = _cleaning(name, text) if name.startswith("cleaning ") else change_from_json(text)
         match change:
-            case AgentSeen() | AgentLost() if change.node not in names:
+            case changes.AgentSeen() | changes.AgentLost() if change.node not in names:
                 pass
-            case GpuOpened() | Cleaning() if change.node not in names:
+            case changes.GpuOpened() | Cleaning() if change.node not in names:
                 pass
-            case AgentSeen():
+            case changes.AgentSeen():
                 known.watched.append(change.node)
-            case AgentLost():
+            case changes.AgentLost():
                 known.watched.append(change.node)
                 known.silent.append(change)
-            case GpuClosed():
+            case changes.GpuClosed():
                 known.closed.append(change)
-            case GpuOpened():
+            case changes.GpuOpened():
                 known.opened.append(change)
             case Cleaning():
                 known.cleaning.append(change)
@@ -106,7 +97,7 @@ def _cleaning(name: str, text: str) -> Cleaning:
     try:
         _, number, token, node = name.split(" ", 3)
         gpu_id, fencing_token = int(number), int(token)
-        if isinstance(change, Granted) and ends:
+        if isinstance(change, changes.Granted) and ends:
             lease = change.lease
             held = [
                 (rank, member)
@@ -132,10 +123,10 @@ def _cleaning(name: str, text: str) -> Cleaning:
     raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")
 
 
-def _ranks(end: Change, lease: Lease) -> Collection[int]:
+def _ranks(end: changes.Change, lease: Lease) -> Collection[int]:
     """Return the ranks that a change ends; raises `ValueError` if it is no end."""
-    if isinstance(end, MembersReleased):
+    if isinstance(end, changes.MembersReleased):
         return end.ranks
-    if isinstance(end, Released | Expired):
+    if isinstance(end, changes.Released | changes.Expired):
         return range(len(lease.members))
     raise ValueError("not an end")

@@ -17,24 +17,7 @@ from sqlalchemy import Engine, create_engine
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
-from resource_manager.storage.sql.dialect import (
-    ENTER,
-    IDLE_S,
-    JOB_COLUMNS,
-    LOCK_WAIT_S,
-    POLL_S,
-    POOL,
-    UPSERT_JOB,
-    Commit,
-    Connection,
-    Dialect,
-    Fault,
-    FaultKind,
-    Pace,
-    Poller,
-    execute,
-    update,
-)
+from resource_manager.storage.sql import dialect
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import POSTGRESQL
 
@@ -51,7 +34,7 @@ notice wakes all sessions that do."""
 WAKE = "pg_notify('gpu_manager_' || {token}, '')"
 WOKEN = f", (SELECT {WAKE.format(token='lock_token')} FROM done WHERE lock_token <> '')"
 
-_STATES: dict[str, tuple[FaultKind, str]] = {
+_STATES: dict[str, tuple[dialect.FaultKind, str]] = {
     "28P01": ("rights", "it refused the login: check user and password in the URL"),
     "28000": ("rights", "it refused the login: check user and password in the URL, and its pg_hba.conf"),
     "3D000": ("refused", "there is no such database: create it, or check its name in the URL"),
@@ -111,7 +94,7 @@ class TimedConnection(DriverConnection[Any]):
             raise psycopg.OperationalError(f"no answer within {TIMEOUT_S:g} s") from None
 
 
-class PostgreSQL(Dialect):
+class PostgreSQL(dialect.Dialect):
     """PostgreSQL 13 or newer; `url` is libpq's, so that it may name several hosts."""
 
     title = "PostgreSQL"
@@ -151,7 +134,7 @@ class PostgreSQL(Dialect):
         return create_engine(
             "postgresql+psycopg://",
             creator=self.connect,
-            **POOL,
+            **dialect.POOL,
             pool_timeout=TIMEOUT_S,
         )
 
@@ -163,8 +146,8 @@ class PostgreSQL(Dialect):
         else:
             connection.execute(
                 "SELECT set_config('gpu_manager.server', system_identifier::text, false), "
-                f"set_config('lock_timeout', '{LOCK_WAIT_S}s', false), "
-                f"set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', false) "
+                f"set_config('lock_timeout', '{dialect.LOCK_WAIT_S}s', false), "
+                f"set_config('idle_in_transaction_session_timeout', '{dialect.IDLE_S}s', false) "
                 "FROM pg_control_system()"
             )
         return connection
@@ -173,7 +156,7 @@ class PostgreSQL(Dialect):
     def quoted(cls, table: str) -> str:
         return f'{SCHEMA}."{table}"'
 
-    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+    def commit(self, connection: dialect.Connection, commit: dialect.Commit) -> tuple[bool, float]:
         values = commit.values
         changes = len(commit.changes)
         if changes <= MAX_LISTED:
@@ -183,19 +166,21 @@ class PostgreSQL(Dialect):
             # The driver takes long to write arrays; no line of JSON has a line break inside.
             values["times"] = ",".join(repr(at) for at, _ in commit.changes)
             values["bodies"] = "\n".join(body for _, body in commit.changes)
-        statement = _statement(update(commit), changes, len(commit.once), len(commit.jobs), commit.frees)
-        row = execute(self, connection, statement, values).fetchone()
+        statement = _statement(
+            dialect.update(commit), changes, len(commit.once), len(commit.jobs), commit.frees
+        )
+        row = dialect.execute(self, connection, statement, values).fetchone()
         return bool(row[0]), row[1]
 
-    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
+    def enter(self, connection: dialect.Connection, values: Mapping[str, Any]) -> None:
         unsynced = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
-        execute(self, connection, f"{ENTER} {unsynced}", values)
+        dialect.execute(self, connection, f"{dialect.ENTER} {unsynced}", values)
 
-    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Listener:
+    def waiter(self, token: str, pace: dialect.Pace, lend: Callable[[], dialect.Connection]) -> Listener:
         return Listener(token, pace, lend)
 
-    def examine(self, connection: Connection) -> list[tuple[bool, str]]:
-        row = execute(
+    def examine(self, connection: dialect.Connection) -> list[tuple[bool, str]]:
+        row = dialect.execute(
             self,
             connection,
             "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
@@ -216,41 +201,41 @@ class PostgreSQL(Dialect):
         found.append((True, "behind a pooler: waiters poll" if pooled else "direct: waiters are woken"))
         return found
 
-    def grant(self, connection: Connection, rights: str, table: str) -> str:
-        [user] = execute(self, connection, "SELECT quote_ident(current_user)", {}).fetchone()
+    def grant(self, connection: dialect.Connection, rights: str, table: str) -> str:
+        [user] = dialect.execute(self, connection, "SELECT quote_ident(current_user)", {}).fetchone()
         where = table or f"ALL TABLES IN SCHEMA {SCHEMA}"
         return f"GRANT USAGE ON SCHEMA {SCHEMA} TO {user}; GRANT {rights} ON {where} TO {user};"
 
-    def explain(self, error: BaseException) -> Fault:
+    def explain(self, error: BaseException) -> dialect.Fault:
         words = " ".join(str(error).split())
         state = getattr(error, "sqlstate", None)
         if state in {None, "55000"}:  # the latter of a standby, asked who holds the data
             state = next((known for phrase, known in _WORDS if phrase in words), "")
         if state in _STATES:
-            return Fault(*_STATES[state])
+            return dialect.Fault(*_STATES[state])
         if not state and isinstance(error, psycopg.OperationalError):
-            return Fault("away", f"cannot be reached ({words})")
+            return dialect.Fault("away", f"cannot be reached ({words})")
         if state.startswith("08"):
-            return Fault("away", f"cannot be reached ({words})")
-        return Fault("refused", f"it refused the operation ({words})")
+            return dialect.Fault("away", f"cannot be reached ({words})")
+        return dialect.Fault("refused", f"it refused the operation ({words})")
 
 
-class Listener(Poller):
+class Listener(dialect.Poller):
     """A waiter that the release of the lock wakes, by a connection of its own while it waits.
 
     It begins as a poller, and listens once few are before it. Behind a pooler it goes on polling.
     """
 
-    def __init__(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> None:
+    def __init__(self, token: str, pace: dialect.Pace, lend: Callable[[], dialect.Connection]) -> None:
         super().__init__(pace)
         self._lend = lend
         self._channel = f"gpu_manager_{token}"
         self._listens_at = time.monotonic() + LISTEN_AFTER_S
-        self._connection: Connection | None = None
+        self._connection: dialect.Connection | None = None
 
     def wait(self, seconds: float, ahead: int) -> bool:
         if self._connection is not None:
-            return self._listen(min(seconds, POLL_S))
+            return self._listen(min(seconds, dialect.POLL_S))
         if time.monotonic() < self._listens_at or ahead > LISTEN_BEHIND:
             return super().wait(seconds, ahead)
         self._listens_at = math.inf
@@ -339,9 +324,10 @@ def _statement(update: str, changes: int, keys: int, jobs: int, frees: bool) -> 
             for number in range(jobs)
         )
         parts.append(f"""jobs AS (
-            INSERT INTO {{job}} AS old {JOB_COLUMNS}
+            INSERT INTO {{job}} AS old {dialect.JOB_COLUMNS}
             SELECT :namespace, name, caller, body, {{now}} + keep_s
-            FROM done, (VALUES {", ".join(rows)}) AS entry (name, caller, body, keep_s) {UPSERT_JOB})""")
+            FROM done, (VALUES {", ".join(rows)}) AS entry (name, caller, body, keep_s)
+            {dialect.UPSERT_JOB})""")
     if frees:
         parts.append("gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)")
     told = f"EXISTS (SELECT FROM done), {{now}}{WOKEN if frees else ''}"
