@@ -7,22 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resource_manager.agent.probe import (
-    FORMAT,
-    MAX_ERROR,
-    MAX_JOBS,
-    MAX_LEASE_ID,
-    MAX_PROCESSES_OF_GPU,
-    MAX_REPORT_BYTES,
-    MAX_TEXT,
-    MAX_XIDS_OF_GPU,
-)
+from resource_manager.agent import probe
 from resource_manager.core.identifiers import UNPRINTABLE
 from resource_manager.core.models import MAX_TIME_S
 from resource_manager.errors import ResourceManagerError, place_in
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
-Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
+Text = Annotated[str, Field(max_length=probe.MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]
@@ -48,7 +39,7 @@ class ProcessReport(Strict):
     user: Text | None
     command: Text | None
     memory_mib: Count | None
-    lease_id: Annotated[str, Field(max_length=MAX_LEASE_ID, pattern=f"^[^{UNPRINTABLE}]*$")] | None
+    lease_id: Annotated[str, Field(max_length=probe.MAX_LEASE_ID, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     job: Text | None
     lease_source: Literal["environment", "ancestor", "registration", "cgroup", "none", "unreadable"]
 
@@ -82,18 +73,18 @@ class GpuReport(Strict):
     pages_pending: bool | None
     throttle_reasons: Annotated[list[Text], Field(max_length=64)] | None
     recovery_action: Text | None
-    xids: Annotated[list[XidReport], Field(max_length=MAX_XIDS_OF_GPU)] | None
+    xids: Annotated[list[XidReport], Field(max_length=probe.MAX_XIDS_OF_GPU)] | None
     pci: PciAddress | None
     numa_node: Annotated[int, Field(ge=0, lt=4096)] | None
     nvlink_group: Annotated[int, Field(ge=0, lt=MAX_GPUS_OF_SERVER)] | None
     vendor_state: Text | None
-    processes: Annotated[list[ProcessReport], Field(max_length=MAX_PROCESSES_OF_GPU)] | None
+    processes: Annotated[list[ProcessReport], Field(max_length=probe.MAX_PROCESSES_OF_GPU)] | None
 
 
 class JobsReport(Strict):
     """Jobs of which the server has a process, by key; `complete` if the probe could read all processes."""
 
-    keys: Annotated[list[Text], Field(max_length=MAX_JOBS)]
+    keys: Annotated[list[Text], Field(max_length=probe.MAX_JOBS)]
     complete: bool
 
 
@@ -121,7 +112,7 @@ class RunReport(Strict):
     preempted: bool
     want: Text | None
     n: Text | None
-    error: Annotated[str, Field(max_length=MAX_ERROR)] | None
+    error: Annotated[str, Field(max_length=probe.MAX_ERROR)] | None
     refusal: Text | None
     began: bool | None
     last_line: Annotated[str, Field(max_length=4000)]
@@ -143,7 +134,7 @@ class Report(Strict):
     boot_id: Text | None
     uptime_s: Number | None
     source: Text
-    error: Annotated[str, Field(max_length=MAX_ERROR, pattern=f"^[^{UNPRINTABLE}]*$")] | None
+    error: Annotated[str, Field(max_length=probe.MAX_ERROR, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     driver: Text | None
     gpus: Annotated[list[GpuReport], Field(max_length=MAX_GPUS_OF_SERVER)]
     cpus: Annotated[int, Field(ge=1, le=1_000_000)] | None
@@ -165,7 +156,7 @@ class Report(Strict):
     """Why one does not run that was asked for."""
     place: PlaceReport | None = None
     """Where the agent runs jobs; None if it runs none."""
-    runs: Annotated[list[RunReport], Field(max_length=MAX_JOBS)] | None = None
+    runs: Annotated[list[RunReport], Field(max_length=probe.MAX_JOBS)] | None = None
     """The jobs that it runs, and those that are over and still have a folder."""
     generation: Text | None = None
     """Mark of the newest state that the agent was told of."""
@@ -173,8 +164,8 @@ class Report(Strict):
 
 def read_report(text: str | bytes) -> Report:
     """Return the report in a JSON text; raises `ReportError` with one line."""
-    if len(text) > MAX_REPORT_BYTES:
-        raise ReportError(f"report: {len(text):,} bytes; at most {MAX_REPORT_BYTES:,}")
+    if len(text) > probe.MAX_REPORT_BYTES:
+        raise ReportError(f"report: {len(text):,} bytes; at most {probe.MAX_REPORT_BYTES:,}")
     try:
         return _without_repeats(Report.model_validate_json(text))
     except ValidationError:  # what is said of it begins with its format
@@ -193,10 +184,10 @@ def check_report(value: Any) -> Report:
     """
     if not isinstance(value, dict):
         raise ReportError("report: not a JSON object")
-    if value.get("format") != FORMAT:
-        newer = isinstance(value.get("format"), int) and value["format"] > FORMAT
+    if value.get("format") != probe.FORMAT:
+        newer = isinstance(value.get("format"), int) and value["format"] > probe.FORMAT
         raise ReportError(
-            f"report: format {str(value.get('format'))[:20]!r}; this version reads format {FORMAT}"
+            f"report: format {str(value.get('format'))[:20]!r}; this version reads format {probe.FORMAT}"
             + (": upgrade the service before the servers" if newer else "")
         )
     gpus = value.get("gpus")

@@ -10,15 +10,9 @@ from typing import Any, TypeVar
 
 from airflow.sdk import Param
 
+from resource_manager import errors
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import (
-    DuplicateTaskError,
-    InvalidRequestError,
-    NoServersError,
-    PriorityError,
-    ResourceManagerError,
-)
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -83,8 +77,8 @@ def check_at_parse(operator: str, given: Mapping[str, Any]) -> None:
         demand = Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
         if "preempt_grace" in known or given.get("preempt_grace") is None:
             check_limits(demand)
-    except InvalidRequestError as error:
-        raise InvalidRequestError("{}: {}", operator, error.words, field=error.field) from None
+    except errors.InvalidRequestError as error:
+        raise errors.InvalidRequestError("{}: {}", operator, error.words, field=error.field) from None
 
 
 def check_partial(arguments: Mapping[str, Any]) -> None:
@@ -131,7 +125,7 @@ def demand_of(operator: Any, given: Mapping[str, Any], context: Any, lease_id: s
         own["deadline"] = deadline_of_run(context)
     try:
         return Demand.of(**from_texts({**given, **own, **instead, "lease_id": lease_id}))
-    except InvalidRequestError as error:
+    except errors.InvalidRequestError as error:
         raise AirflowFailException(str(error)) from None
 
 
@@ -187,14 +181,14 @@ def submit(
     try:
         try:
             status = manager.submit(demand)
-        except PriorityError as error:
+        except errors.PriorityError as error:
             if not is_weight:
                 raise
             logger.warning("priority_weight %d is cut to %d: %s", demand.priority, error.most, error)
             return submit(
                 manager, demand.model_copy(update={"priority": error.most, "owner": owner}), identity
             )
-        except (DuplicateTaskError, ServiceError) as error:
+        except (errors.DuplicateTaskError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status != 409:
                 raise
             end_lease(manager, identity, owner)
@@ -206,8 +200,8 @@ def submit(
         _require_owner(manager, status, owner)
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             status = manager.renew(demand.lease_id, fencing_token=status["fencing_token"])
-    except ResourceManagerError as error:
-        if isinstance(error, InvalidRequestError) and not isinstance(error, NoServersError):
+    except errors.ResourceManagerError as error:
+        if isinstance(error, errors.InvalidRequestError) and not isinstance(error, errors.NoServersError):
             raise AirflowFailException(str(error)) from None
         raise AirflowException(str(error)) from error
     return status
@@ -255,7 +249,7 @@ def end_entry(manager: LeaseService, entry: Mapping[str, Any], outcome: Outcome 
     """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
     try:
         done = reconcile.end(manager, entry, outcome)
-    except ResourceManagerError as error:
+    except errors.ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:
         raise AirflowException(f"{done.name}: {done.detail}; its GPUs stay allocated until it is gone")

@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from resource_manager import errors
 from resource_manager.cli.base import one_line
 from resource_manager.cli.signals import Calls, Signals
 from resource_manager.core.names import display_name
-from resource_manager.errors import (
-    LeaseNotFoundError,
-    OutageError,
-    StateLostError,
-    is_login_refused,
-    is_outage,
-)
 from resource_manager.manager.patience import patiently
 
 if TYPE_CHECKING:
@@ -69,7 +63,7 @@ class Session:
         """Return what a call gives now; while nobody answers what it gave `before`, and a line about that."""
         try:
             return self.ask(call), ""
-        except OutageError as error:
+        except errors.OutageError as error:
             return before, one_line(error)
 
     @contextmanager
@@ -93,15 +87,15 @@ class Session:
         future, name = self.begin(call), display_name(lease_id, {})
         if self.signals.is_settled(future, GIVE_BACK_S):
             error = future.exception()
-            if error is None or isinstance(error, LeaseNotFoundError):
+            if error is None or isinstance(error, errors.LeaseNotFoundError):
                 return
-            if isinstance(error, StateLostError):  # there is nothing to give back
+            if isinstance(error, errors.StateLostError):  # there is nothing to give back
                 say(str(error))
                 return
             if is_refused(error):  # another process of this environment would be, too
                 say(f"{name} could not be given back: {error}; then gpu-manager stop {name}")
                 return
-            if not is_outage(error):
+            if not errors.is_outage(error):
                 raise error
         process = self._leave(lease_id)
         say(f"{name} could not be given back yet; process {process} does it once the store answers")
@@ -121,7 +115,7 @@ class Session:
 
 def is_refused(error: BaseException) -> bool:
     """Return whether the login, or what its token asks for, is refused until somebody corrects that."""
-    return is_login_refused(error) or getattr(error, "status", None) == 403
+    return errors.is_login_refused(error) or getattr(error, "status", None) == 403
 
 
 def say(line: str) -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
+from resource_manager import errors
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Outcome, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.core.names import name_of, short
-from resource_manager.errors import (
-    InvalidRequestError,
-    LeaseNotFoundError,
-    NewerFormatError,
-    OtherOwnerError,
-    StateLostError,
-)
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import NO_END, reported_end
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
@@ -66,7 +60,7 @@ class Commands:
         end = _job_end(job_end, reason)
         check_text(reason=reason)
         if result is not None and fencing_token is None:
-            raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
+            raise errors.InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
         return self._release(
             lease_id,
             lambda cluster, now: lease_steps.release(
@@ -142,7 +136,7 @@ class Commands:
                 lease_id=lease_id if has_token else None,
                 jobs=jobs,
             )
-        except (LeaseNotFoundError, OtherOwnerError) as error:
+        except (errors.LeaseNotFoundError, errors.OtherOwnerError) as error:
             # Who names a lease by its fencing token acts on the result: another may have ended it just now.
             logger.log(logging.DEBUG if has_token else logging.WARNING, "not released: %s", error)
             return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
@@ -220,7 +214,7 @@ class Commands:
 
         try:
             self._commits.run(step, _nothing, once=repeats.of_done(once))
-        except LeaseNotFoundError:
+        except errors.LeaseNotFoundError:
             return False
         return True
 
@@ -257,10 +251,10 @@ class Commands:
                 once=repeats.of_renewal(once, lease_id, serializers.allocation),
                 lease_id=lease_id if fencing_token is not None else None,
             )
-        except StateLostError as error:
+        except errors.StateLostError as error:
             if not any(self._commits.lost([(lease_id, fencing_token)])):
                 raise
-            raise LeaseNotFoundError(lease_id, fencing_token) from error
+            raise errors.LeaseNotFoundError(lease_id, fencing_token) from error
 
     def renew_all(self, renewals: Sequence[Renewal], *, owner: str | None = None) -> list[bool]:
         """Renew several leases in one commit; return of each whether it is still held, by that owner."""
@@ -280,7 +274,7 @@ class Commands:
                         owner=owner,
                         checkpoint_at=saved_at,
                     )
-                except (LeaseNotFoundError, OtherOwnerError):
+                except (errors.LeaseNotFoundError, errors.OtherOwnerError):
                     held.append(False)
                 else:
                     changes += with_by(renewed, checked_by(each.get("by", "")), cluster.sequence)
@@ -289,9 +283,9 @@ class Commands:
 
         try:
             return self._commits.run(step, lambda cluster, now: list(held))
-        except NewerFormatError:  # of such a state each lease is renewed for itself
+        except errors.NewerFormatError:  # of such a state each lease is renewed for itself
             return [self._is_renewed(each, owner) for each in renewals]
-        except StateLostError:  # an owner whose lease is there is told at its next renewal
+        except errors.StateLostError:  # an owner whose lease is there is told at its next renewal
             lost = self._commits.lost([(each["task_id"], each["fencing_token"]) for each in renewals])
             if not any(lost):
                 raise
@@ -301,7 +295,7 @@ class Commands:
         token, saved_at = renewal["fencing_token"], renewal.get("checkpoint_at")
         try:
             self.renew(renewal["task_id"], fencing_token=token, owner=owner, checkpoint_at=saved_at)
-        except (LeaseNotFoundError, OtherOwnerError):
+        except (errors.LeaseNotFoundError, errors.OtherOwnerError):
             return False
         return True
 
@@ -373,9 +367,9 @@ def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
         end = JobEnd(value)
     except ValueError:
         known = ", ".join(repr(str(each)) for each in JobEnd if each)
-        raise InvalidRequestError("{job_end} must be one of {}, got {!r}", known, value) from None
+        raise errors.InvalidRequestError("{job_end} must be one of {}, got {!r}", known, value) from None
     if end is JobEnd.GONE and not reason.strip():
-        raise InvalidRequestError("{reason} must say how the job is known to be gone")
+        raise errors.InvalidRequestError("{reason} must say how the job is known to be gone")
     return end
 
 

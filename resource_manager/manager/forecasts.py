@@ -19,16 +19,9 @@ from resource_manager.core.names import name_of
 from resource_manager.core.refusal import NotEstimated
 from resource_manager.core.runtimes import class_of
 from resource_manager.errors import StoreError
-from resource_manager.manager import serializers
+from resource_manager.manager import results, serializers
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
-from resource_manager.manager.results import (
-    ComingDemand,
-    EstimateQuality,
-    EstimatesView,
-    ExpectedStart,
-    StartedRequest,
-)
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival, LagWalk
 from resource_manager.scheduling.reasons.lease_ends import DrawnEnds
 from resource_manager.scheduling.reasons.runtime_quantiles import (
@@ -169,11 +162,11 @@ class EstimateRecord:
                 now, kind_of(start, now), start.at, start.earliest, start.latest
             )
 
-    def answer(self, start: Start, now: float) -> ExpectedStart:
+    def answer(self, start: Start, now: float) -> results.ExpectedStart:
         """Return the start with how far it is to be trusted."""
         return serializers.estimate(start, self.confidence(kind_of(start, now)))
 
-    def view(self) -> EstimatesView:
+    def view(self) -> results.EstimatesView:
         """Return how often the last estimates came true, and the last of them."""
         found = [self._quality(kind) for kind in ("", *HORIZONS_S, UNKNOWN)]
         return {
@@ -181,7 +174,7 @@ class EstimateRecord:
             "started": [_started(outcome) for outcome in self.outcomes[: -MAX_SHOWN - 1 : -1]],
         }
 
-    def _quality(self, kind: str) -> EstimateQuality:
+    def _quality(self, kind: str) -> results.EstimateQuality:
         """Return how often those of a kind came true, of all kinds if it is empty."""
         outcomes = [each for each in self.outcomes if kind in ("", each.given.kind)]
         known = [each for each in outcomes if each.given.median is not None]
@@ -221,7 +214,7 @@ def kind_of(start: Start, now: float) -> str:
     return next(kind for kind, horizon_s in HORIZONS_S.items() if start.at - now < horizon_s)
 
 
-def _started(outcome: EstimateOutcome) -> StartedRequest:
+def _started(outcome: EstimateOutcome) -> results.StartedRequest:
     given = outcome.given
     return {
         "task_id": outcome.lease_id,
@@ -261,10 +254,10 @@ class Forecasts:
         self._lags = LagWalk()
         self._learnt_to = 0
         self._age = Age()
-        self._starts: dict[str, ExpectedStart] = {}
+        self._starts: dict[str, results.ExpectedStart] = {}
         self._thread: threading.Thread | None = None
 
-    def shared(self, cluster: ClusterState, now: float) -> Callable[[str], ExpectedStart]:
+    def shared(self, cluster: ClusterState, now: float) -> Callable[[str], results.ExpectedStart]:
         """Return the function (lease id) -> its expected start, of this state or of a little before."""
         with self._mutex:
             if not self._age.is_fresh(cluster.version, now):
@@ -293,7 +286,7 @@ class Forecasts:
                     self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
             self._starts = {lease_id: record.answer(start, now) for lease_id, start in starts.items()}
 
-    def alone(self, cluster: ClusterState, now: float, request: Request) -> ExpectedStart:
+    def alone(self, cluster: ClusterState, now: float, request: Request) -> results.ExpectedStart:
         """Return the expected start of one request, as if it were queued now unless it is."""
         extra = () if request.lease_id in cluster.pending else (request,)
         starts = self._forecast(cluster, now, MAX_ESTIMATE_S, extra, request.lease_id)
@@ -315,7 +308,7 @@ class Forecasts:
                 found[lease.lease_id] = None if left is None else lease.granted_at + left.at(1 - RISK)
         return {lease_id: max(ends_by, now) for lease_id, ends_by in found.items() if ends_by is not None}
 
-    def coming(self, cluster: ClusterState, now: float) -> list[ComingDemand]:
+    def coming(self, cluster: ClusterState, now: float) -> list[results.ComingDemand]:
         """Return the announced demands, the next first, those of unknown time last."""
         demands = [serializers.coming(arrival) for arrival in self._arrivals(cluster, now)]
         return sorted(demands, key=lambda each: math.inf if each["at"] is None else each["at"])

@@ -13,6 +13,7 @@ from resource_manager.core.name_lookup import find, find_preferring_pending
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import (
+    cluster_results,
     explanations,
     lease_changes,
     maintenance_windows,
@@ -23,14 +24,6 @@ from resource_manager.manager import (
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
-from resource_manager.manager.cluster_results import (
-    ClusterDiff,
-    ClusterView,
-    ServerDetail,
-    ServerSummary,
-    TeamsView,
-    WindowView,
-)
 from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
@@ -287,13 +280,13 @@ class Queries:
 
         return self._commits.read(view)
 
-    def teams(self) -> TeamsView:
+    def teams(self) -> cluster_results.TeamsView:
         """Return the rules of the teams, and what each holds."""
         return self._commits.read(lambda cluster, now: team_views.view(cluster))
 
     # ---- maintenance ----
 
-    def maintenance(self) -> list[WindowView]:
+    def maintenance(self) -> list[cluster_results.WindowView]:
         """Return the maintenance windows, with what still runs on their servers."""
         return self._commits.read(maintenance_windows.view)
 
@@ -311,21 +304,21 @@ class Queries:
         """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
         return self._commits.read(reader, max_age_s)
 
-    def servers(self) -> list[ServerSummary]:
+    def servers(self) -> list[cluster_results.ServerSummary]:
         """Return the servers of the summary."""
         return self.summary()["servers"]
 
-    def server(self, server: int | str) -> ServerDetail:
+    def server(self, server: int | str) -> cluster_results.ServerDetail:
         """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""
         return self._commits.read(lambda cluster, now: server_detail(cluster, server_name(cluster, server)))
 
-    def cluster(self) -> ClusterView:
+    def cluster(self) -> cluster_results.ClusterView:
         """Return the stored cluster: what `apply` takes again, and its revision."""
         return self._commits.read(lambda cluster, now: cluster_view(cluster))
 
     def diff(
         self, definition: ClusterDefinition | ClusterForm, options: ApplyOptions | None = None
-    ) -> ClusterDiff:
+    ) -> cluster_results.ClusterDiff:
         """Return what `apply` would change; raises `InvalidRequestError`."""
         defined = definition if isinstance(definition, ClusterDefinition) else definition.definition()
         return self._commits.read(

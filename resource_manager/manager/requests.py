@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Unpack
 
+from resource_manager import errors
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
 from resource_manager.core.models import (
@@ -20,13 +21,6 @@ from resource_manager.core.models import (
     Spread,
     TypeChoice,
     Utility,
-)
-from resource_manager.errors import (
-    DuplicateTaskError,
-    InvalidRequestError,
-    NoServersError,
-    PriorityError,
-    UnknownNodeError,
 )
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -85,7 +79,7 @@ def request_of(
     if known is not None and not isinstance(demand.deadline, float):  # that counts by the store's clock
         try:
             return build_request(demand, known, is_operator=is_operator)
-        except InvalidRequestError:  # it may be older than the cluster that takes it
+        except errors.InvalidRequestError:  # it may be older than the cluster that takes it
             pass
     return commits.read(lambda cluster, now: build_request(demand, cluster, now, is_operator=is_operator))
 
@@ -100,7 +94,7 @@ def build_request(
     most those of the largest server.
     """
     if not cluster.nodes:
-        raise NoServersError
+        raise errors.NoServersError
     settings = cluster.settings
     try:
         if demand.gpu_milli == MILLI_PER_GPU:
@@ -110,7 +104,7 @@ def build_request(
         most_cpus = cluster.largest.get("cpus", 0)
         if not 1 <= demand.cpus <= most_cpus:
             text = "{cpus} must be between 1 and {:g} (what the largest server has), got {}"
-            raise InvalidRequestError(text, most_cpus, demand.cpus)
+            raise errors.InvalidRequestError(text, most_cpus, demand.cpus)
         prefer, server = demand.prefer_server, demand.server
         request = Request(
             resources={**demand.resources, "cpus": demand.cpus},
@@ -126,7 +120,7 @@ def build_request(
             **dict(zip(_SAME, _same_values(demand), strict=True)),
         )
         return request if _is_plain(request) else checked(request)
-    except InvalidRequestError as error:
+    except errors.InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand.names})
         raise
 
@@ -140,7 +134,7 @@ def check_limits(demand: Demand) -> None:
             max_runtime_s=demand.max_runtime,
             requeue_after_s=demand.requeue_after,
         )
-    except InvalidRequestError as error:
+    except errors.InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand.names})
         raise
 
@@ -195,8 +189,8 @@ def _check_gpus(cluster: ClusterState, gpus: int) -> None:
         if may_help:
             why += f"; {setting} sets another limit"
     if least == most:
-        raise InvalidRequestError("{gpus} must be {}, got {} ({})", least, gpus, why)
-    raise InvalidRequestError("{gpus} must be between {} and {} ({}), got {}", least, most, why, gpus)
+        raise errors.InvalidRequestError("{gpus} must be {}, got {} ({})", least, gpus, why)
+    raise errors.InvalidRequestError("{gpus} must be between {} and {} ({}), got {}", least, most, why, gpus)
 
 
 def _check_priority(cluster: ClusterState, demand: Demand) -> None:
@@ -206,7 +200,7 @@ def _check_priority(cluster: ClusterState, demand: Demand) -> None:
         most, whose = team.max_priority, f"team {team.name}"
     if demand.priority > most:
         text = "{priority} must be at most {} (max_priority of {}), got {}"
-        raise PriorityError(most, text, most, whose, demand.priority)
+        raise errors.PriorityError(most, text, most, whose, demand.priority)
 
 
 def _is_plain(request: Request) -> bool:
@@ -245,10 +239,12 @@ def checked(request: Request) -> Request:
     check_names({**single, **several})
     runtime_s = request.expected_runtime_s
     if runtime_s is not None and not 0 < runtime_s < math.inf:
-        raise InvalidRequestError("{expected_runtime_s} must be a finite number above 0, got {}", runtime_s)
+        raise errors.InvalidRequestError(
+            "{expected_runtime_s} must be a finite number above 0, got {}", runtime_s
+        )
     stored = as_stored(request)
     if abs(stored.priority) > MAX_PRIORITY:
-        raise InvalidRequestError("{priority} must be between {} and {}", -MAX_PRIORITY, MAX_PRIORITY)
+        raise errors.InvalidRequestError("{priority} must be between {} and {}", -MAX_PRIORITY, MAX_PRIORITY)
     return stored
 
 
@@ -265,7 +261,7 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
     elif not isinstance(server, bool):
         state = cluster.by_server_id.get(server)
     if state is None:
-        raise UnknownNodeError(server, cluster.by_name, field=field)
+        raise errors.UnknownNodeError(server, cluster.by_name, field=field)
     return state.name
 
 
@@ -276,7 +272,7 @@ def gpu_number(cluster: ClusterState, node: str, gpu: int | str) -> int:
         if text == str(each.gpu_id) or (each.uuid and text == each.uuid):
             return each.gpu_id
     said = "server {} has no GPU {!r}: name its number or UUID"
-    raise InvalidRequestError(said, node, text[:60], field="gpu")
+    raise errors.InvalidRequestError(said, node, text[:60], field="gpu")
 
 
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
@@ -287,12 +283,12 @@ def is_repeat(cluster: ClusterState, request: Request) -> bool:
         return False
     before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
     if before.owner != request.owner:
-        raise DuplicateTaskError(
+        raise errors.DuplicateTaskError(
             request.lease_id, "belongs to another owner: use another task id", owner=before.owner
         )
     if before.shape != request.shape:
         verb = "holds" if lease is not None else "waits for"
-        raise DuplicateTaskError(
+        raise errors.DuplicateTaskError(
             request.lease_id,
             f"already {verb} {describe(before)}; release it before asking for {describe(request)}",
         )
@@ -303,10 +299,10 @@ def _utility(demand: Demand) -> Utility | None:
     if demand.utility is None:
         for name, value in (("target", demand.target), ("sensitivity", demand.sensitivity)):
             if value:
-                raise InvalidRequestError(
+                raise errors.InvalidRequestError(
                     "{} needs {utility} as well", Words.parameter(name), field="utility"
                 )
         return None
     if demand.target is None:
-        raise InvalidRequestError("{utility} needs {target} as well", field="target")
+        raise errors.InvalidRequestError("{utility} needs {target} as well", field="target")
     return Utility(demand.utility, demand.target, demand.sensitivity)

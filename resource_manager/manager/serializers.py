@@ -12,18 +12,10 @@ from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, JobPlace, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, name_of, short, short_id
+from resource_manager.manager import results
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.plurals import times
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.manager.results import (
-    Allocation,
-    ComingDemand,
-    ExpectedStart,
-    Member,
-    Place,
-    QueueEntry,
-    Requested,
-)
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.feasibility import Standing, standings
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS
@@ -31,7 +23,7 @@ from resource_manager.scheduling.reasons.start_estimates import Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
-def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
+def allocation(cluster: ClusterState, lease: Lease) -> results.Allocation:
     """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
 
     Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
@@ -108,7 +100,7 @@ def quarantine_in_words(lease: Lease) -> str:
     )
 
 
-def _place(place: JobPlace) -> Place:
+def _place(place: JobPlace) -> results.Place:
     return {
         "launcher": place.launcher,
         "address": place.address,
@@ -121,7 +113,7 @@ def _place(place: JobPlace) -> Place:
     }
 
 
-def member_view(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
+def member_view(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> results.Member:
     state = cluster.by_name[placed.node]
     node, gpu_ids = state.node, list(state.gpu_ids_of(placed))
     gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
@@ -180,7 +172,7 @@ def _mps_folder(node: Node, request: Request, gpus: Sequence[Gpu]) -> str:
     return next((f"{node.mps}/{gpu.uuid}" for gpu in gpus if gpu.uuid and not gpu.is_mig), "")
 
 
-def sharing_in_words(request: Request, members: Sequence[Member]) -> str:
+def sharing_in_words(request: Request, members: Sequence[results.Member]) -> str:
     """Return whether something keeps a GPU fraction to its part; empty for whole GPUs."""
     if request.gpu_milli == MILLI_PER_GPU or not members:
         return ""
@@ -190,7 +182,7 @@ def sharing_in_words(request: Request, members: Sequence[Member]) -> str:
     return f"accounted, not enforced: no MPS daemon is kept on {', '.join(dict.fromkeys(without))}"
 
 
-def pending(standing: Standing, cluster: ClusterState, now: float) -> QueueEntry:
+def pending(standing: Standing, cluster: ClusterState, now: float) -> results.QueueEntry:
     """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
@@ -213,12 +205,12 @@ def pending(standing: Standing, cluster: ClusterState, now: float) -> QueueEntry
 def queue(
     cluster: ClusterState,
     current: SchedulingPass,
-) -> list[QueueEntry]:
+) -> list[results.QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
     return [pending(standing, cluster, current.now) for standing in standings(cluster, current)]
 
 
-def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
+def estimate(start: Start, confidence: str = "few data") -> results.ExpectedStart:
     """Return the expected start, in seconds since the epoch, its interval, server and confidence.
 
     If it cannot be estimated, or would be a guess from runs of other tasks, `at` is None, `confidence` is
@@ -239,7 +231,7 @@ def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
     }
 
 
-def coming(arrival: Arrival) -> ComingDemand:
+def coming(arrival: Arrival) -> results.ComingDemand:
     """Return an announced demand, and when it should be made."""
     announced, request = arrival.announced, arrival.announced.request
     earliest, at, latest = arrival.times or (None, None, None)
@@ -289,12 +281,12 @@ def coming_in_words(demands: Sequence[Mapping[str, Any]], now: float) -> str:
     return f"{', '.join(parts)} will be asked for" if parts else ""
 
 
-def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
+def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> results.QueueEntry:
     """Return one pending request, with its position and the reason of its wait."""
     return pending(next(standings(cluster, current, only=(lease_id,))), cluster, current.now)
 
 
-def _demand(request: Request, cluster: ClusterState) -> Requested:
+def _demand(request: Request, cluster: ClusterState) -> results.Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),

@@ -11,16 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from resource_manager import errors
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
 from resource_manager.core.search import restored, unsearched
-from resource_manager.errors import (
-    BackupRefusedError,
-    CorruptStateError,
-    LockTimeoutError,
-    StaleStateError,
-    StateLostError,
-)
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
 from resource_manager.storage.draft_file import replacing
@@ -79,7 +73,7 @@ def write_backup(
     while True:
         cluster = store.refresh(None)
         if cluster is None:
-            raise BackupRefusedError("the store holds no state: there is nothing to back up")
+            raise errors.BackupRefusedError("the store holds no state: there is nothing to back up")
         backup = Backup(
             cluster.snapshot(), store.now(), store.incarnation, new_id(), closing is not None, tuple(tokens)
         )
@@ -90,7 +84,7 @@ def write_backup(
                 os.fsync(file.fileno())
                 if closing is not None:
                     store.close_state(cluster.version, closing)
-        except StaleStateError:
+        except errors.StaleStateError:
             continue  # a commit came in between: the file lacks it
         return backup
 
@@ -110,10 +104,10 @@ def read_backup(path: Path) -> Backup:
         if not (backup.name and re.fullmatch("[0-9a-f]*", backup.incarnation)):
             raise ValueError(backup.incarnation)
         return backup
-    except CorruptStateError as error:
+    except errors.CorruptStateError as error:
         raise type(error)(f"{path}: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CorruptStateError(f"{path} is not a file of gpu-manager store backup") from error
+        raise errors.CorruptStateError(f"{path} is not a file of gpu-manager store backup") from error
 
 
 def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
@@ -128,7 +122,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
     """
     lock = store.lock()
     if not lock.acquire(LOCK_TIMEOUT_S):
-        raise LockTimeoutError(LOCK_TIMEOUT_S)
+        raise errors.LockTimeoutError(LOCK_TIMEOUT_S)
     try:
         while True:
             stored = _stored(store)
@@ -152,7 +146,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
                     history_until=backup.snapshot.version if store.incarnation == backup.incarnation else 0,
                     lock=lock,
                 )
-            except StaleStateError:
+            except errors.StaleStateError:
                 continue  # a commit came in between: it may be one that must not be lost
             names = () if is_whole else tuple(node.name for node in snapshot.nodes)
             return Restored(max(now - backup.taken_at, 0.0), names)
@@ -163,7 +157,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
 def _stored(store: Store) -> ClusterState | None:
     try:
         return store.refresh(None)
-    except StateLostError:  # a Variable that is gone
+    except errors.StateLostError:  # a Variable that is gone
         return None
 
 
@@ -172,7 +166,7 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
     if stored is None or not (stored.nodes or stored.leases or stored.pending):
         return
     if backup_id_of(store.incarnation) == backup.backup_id:
-        raise BackupRefusedError(
+        raise errors.BackupRefusedError(
             f"{backup.name} was restored here before, and the state went on (version {stored.version}): "
             "--force takes it back to the backup"
         )
@@ -182,11 +176,11 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
         if stored.version < backup.snapshot.version:
             return
         if stored.version == backup.snapshot.version:
-            raise BackupRefusedError(
+            raise errors.BackupRefusedError(
                 f"nothing has changed here since {backup.name} (version {stored.version}): there is nothing "
                 "to restore"
             )
-    raise BackupRefusedError(
+    raise errors.BackupRefusedError(
         f"the store holds a state already (version {stored.version}), which {backup.name} (version "
         f"{backup.snapshot.version}) does not go on from: --force gives it up"
     )

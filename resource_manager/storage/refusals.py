@@ -5,37 +5,30 @@
 
 from __future__ import annotations
 
-from resource_manager.errors import (
-    CorruptStateError,
-    NewerFormatError,
-    StaleStateError,
-    StateLostError,
-    StateReplacedError,
-    StateUnconfirmedError,
-)
+from resource_manager import errors
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
 ANOTHER_STATE = "another state"
 START_AGAIN = "start this process again where the other state is the right one"
 
 
-def unreadable(where: str, error: CorruptStateError) -> CorruptStateError:
+def unreadable(where: str, error: errors.CorruptStateError) -> errors.CorruptStateError:
     """Return the error with the place of the data and the remedy."""
-    if isinstance(error, NewerFormatError):
-        return NewerFormatError(f"{where}: {error}")
+    if isinstance(error, errors.NewerFormatError):
+        return errors.NewerFormatError(f"{where}: {error}")
     if where in str(error):
         return error  # of the store itself
-    return CorruptStateError(f"{where}: {error}; restore its data, or start over with a reset")
+    return errors.CorruptStateError(f"{where}: {error}; restore its data, or start over with a reset")
 
 
-def no_state(where: str, version: int) -> StaleStateError:
+def no_state(where: str, version: int) -> errors.StaleStateError:
     """Return the error for a commit to a store that never had a state."""
-    return StaleStateError(version, None, f"{where} holds no state; write the first one")
+    return errors.StaleStateError(version, None, f"{where} holds no state; write the first one")
 
 
-def off_the_clock(version: int, stored: int) -> StaleStateError:
+def off_the_clock(version: int, stored: int) -> errors.StaleStateError:
     """Return the error for a decision made at another time than the store's."""
-    return StaleStateError(
+    return errors.StaleStateError(
         version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
     )
 
@@ -52,20 +45,20 @@ def recovery_text(began_ago_s: float, resumes_in_s: float, clock_jump_s: float) 
     )
 
 
-def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnconfirmedError:
+def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> errors.StateUnconfirmedError:
     """Return the error for a grant in a recovery window of `window_s` seconds, of which `left_s` are left.
 
     A jump of the store's clock by `clock_jump_s` began it, or where that is 0 a restart.
     """
     text = recovery_text(max(window_s - left_s, 0.0), left_s, clock_jump_s)
-    return StateUnconfirmedError(text, remaining_s=left_s, clock_jump_s=clock_jump_s)
+    return errors.StateUnconfirmedError(text, remaining_s=left_s, clock_jump_s=clock_jump_s)
 
 
-def lost(where: str, version: int, present: object) -> StateLostError:
+def lost(where: str, version: int, present: object) -> errors.StateLostError:
     """Return the error for a state that is gone, another, or older than the version read from it before."""
-    kind, remedy = StateLostError, "check which jobs still run and start over with a reset"
+    kind, remedy = errors.StateLostError, "check which jobs still run and start over with a reset"
     if present == ANOTHER_STATE:  # a reset would end the leases of those who go on with it
-        kind, remedy = StateReplacedError, START_AGAIN
+        kind, remedy = errors.StateReplacedError, START_AGAIN
     return kind(
         f"{where} has lost the state that was read from it before (version {version}; now: {present}); "
         f"restore its data, or {remedy}"

@@ -11,17 +11,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import FOLDER, Command
-from simulator.cli import (
-    BadInput,
-    FiniteRange,
-    common_options,
-    options_as,
-    print_json,
-    reject_given,
-    seeds_of,
-    seeds_option,
-    sweep_option,
-)
+from simulator import cli
 from simulator.io.files import write_json
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
@@ -40,7 +30,7 @@ MAX_LOAD = 100.0
 AXES: dict[str, click.ParamType[Any]] = {
     "jobs": click.IntRange(1, MAX_COUNT),
     "servers": click.IntRange(1, MAX_COUNT),
-    "load": FiniteRange(0, MAX_LOAD, min_open=True),
+    "load": cli.FiniteRange(0, MAX_LOAD, min_open=True),
 }
 """Axis of a sweep -> its values; other numbers of servers get the same jobs."""
 
@@ -71,7 +61,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
 
 
 @click.command("oasis", cls=Command)
-@options_as(
+@cli.options_as(
     "shape",
     InstanceShape,
     click.option(
@@ -90,12 +80,12 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     click.option("--mixed", is_flag=True, help="Servers of several types instead of one."),
     click.option(
         "--load",
-        type=FiniteRange(0, MAX_LOAD, min_open=True),
+        type=cli.FiniteRange(0, MAX_LOAD, min_open=True),
         help="Scale the jobs until they request this fraction of all slots of the most demanded resource.",
     ),
 )
-@seeds_option
-@options_as(
+@cli.seeds_option
+@cli.options_as(
     "method",
     Method,
     click.option(
@@ -114,7 +104,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     ),
     click.option(
         "--utility-floor",
-        type=FiniteRange(0, 1, min_open=True),
+        type=cli.FiniteRange(0, 1, min_open=True),
         default=UTILITY_FLOOR,
         show_default=True,
         help="The lowest price counts a job's latest finish as at least this fraction of its priority.",
@@ -129,7 +119,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     ),
     click.option(
         "--misestimate",
-        type=(FiniteRange(0, min_open=True), FiniteRange(0, min_open=True)),
+        type=(cli.FiniteRange(0, min_open=True), cli.FiniteRange(0, min_open=True)),
         default=(1.0, 1.0),
         show_default=True,
         metavar="LOW HIGH",
@@ -144,7 +134,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     ),
     click.option(
         "--time-limit-s",
-        type=FiniteRange(0, min_open=True),
+        type=cli.FiniteRange(0, min_open=True),
         default=TIME_LIMIT_S,
         show_default=True,
         help="Time limit for the optimum of one instance; after it the optimum is reported as not proven.",
@@ -156,7 +146,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     type=click.IntRange(1),
     help="First fit --utility-floor and --eta on this many other instances.",
 )
-@sweep_option(AXES, "jobs:5,10,20")
+@cli.sweep_option(AXES, "jobs:5,10,20")
 @click.option(
     "--instance",
     "instance_file",
@@ -164,7 +154,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
     help="Read the instance from this JSON file instead of drawing it.",
 )
 @click.option("--save-instances", type=FOLDER, help="Write each instance into this folder as JSON.")
-@common_options
+@cli.common_options
 def command(
     shape: InstanceShape,
     method: Method,
@@ -179,7 +169,7 @@ def command(
 ) -> None:
     """Schedule training jobs online by resource prices; compare with baselines and the offline optimum."""
     reject_unused_options(method, training_runs, instance_file)
-    seeds = seeds_of(seeds, seed)
+    seeds = cli.seeds_of(seeds, seed)
     if instance_file is not None:
         instances = dict.fromkeys(seeds, read_instance(instance_file))
     else:
@@ -208,7 +198,7 @@ def command(
         write_json(output_dir / "summary.json", summary)
         write_report(output_dir, summary, comparisons, watch if "oasis" in method.algorithms else None)
     if as_json:
-        print_json(summary)
+        cli.print_json(summary)
     else:
         click.echo("\n".join(verdict(summary)))
         print_tables(*tables(summary))
@@ -218,15 +208,17 @@ def reject_unused_options(method: Method, training_runs: int | None, instance_fi
     """Raise `BadInput` for an option that was given and has no effect beside the others."""
     if instance_file is not None:
         drawing = (*(field.name for field in fields(InstanceShape)), "sweep")
-        reject_given(drawing, "shapes drawn instances; it cannot be used with --instance")
+        cli.reject_given(drawing, "shapes drawn instances; it cannot be used with --instance")
     if "oasis" not in method.algorithms:
-        reject_given(PRICING, "applies only to OASiS; add oasis to --algorithms")
+        cli.reject_given(PRICING, "applies only to OASiS; add oasis to --algorithms")
     if "optimal" not in method.algorithms:
-        reject_given(("time_limit_s",), "applies only to the optimum; add optimal to --algorithms")
+        cli.reject_given(("time_limit_s",), "applies only to the optimum; add optimal to --algorithms")
     if training_runs is not None:
-        reject_given(("eta", "utility_floor"), "is fitted by --calibrate; use one of the two")
+        cli.reject_given(("eta", "utility_floor"), "is fitted by --calibrate; use one of the two")
         if method.prices == "clairvoyant":
-            raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
+            raise cli.BadInput(
+                "--calibrate fits estimated prices; it cannot be used with --prices clairvoyant"
+            )
 
 
 def compare_rounds(

@@ -15,21 +15,11 @@ from simulator.io.files import write_csv, write_json
 from simulator.present.figures import Bar
 from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
-from simulator.replay import metrics, muri, openb
+from simulator.replay import metrics, muri, openb, options
 from simulator.replay.agreement import compare_with_record
 from simulator.replay.comparison import Case, check, head_of, play, rounds_of
 from simulator.replay.curves import curve_data
 from simulator.replay.job_runs import Record
-from simulator.replay.options import (
-    TEAM_OPTIONS,
-    WorkloadOptions,
-    default_order,
-    default_policies,
-    reject_unused_options,
-    seed_of,
-    source_of,
-    workload_options,
-)
 from simulator.replay.report import team_table, write_report
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
 from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
@@ -46,13 +36,13 @@ ORDER_HELP = (
 
 
 @click.command("replay", cls=Command)
-@workload_options(["openb", "muri", "csv", "json", "pollux", "shockwave"])
+@options.workload_options(["openb", "muri", "csv", "json", "pollux", "shockwave"])
 @click.option("--policy", help=POLICY_HELP)
 @click.option("--order", help=ORDER_HELP)
 @click.option("--curve", type=FILE, help="openb: write the curve as CSV.")
 @common_options
 def command(
-    given: WorkloadOptions,
+    given: options.WorkloadOptions,
     policy: str | None,
     order: str | None,
     curve: Path | None,
@@ -64,15 +54,15 @@ def command(
     trace, history = given.trace, given.history
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
-    policy = policy or default_policies(trace)[0]
-    reject_unused_options(given, [policy], [order or default_order(history)])
+    policy = policy or options.default_policies(trace)[0]
+    options.reject_unused_options(given, [policy], [order or options.default_order(history)])
     with progress_bar("replaying") as progress:
         if trace == "muri":
             summary = _muri(given.data, given.jobs, order or "srtf", progress)
         else:
-            source = source_of(given)
-            order = order or default_order(history)
-            seed = seed_of(source, seed)
+            source = options.source_of(given)
+            order = order or options.default_order(history)
+            seed = options.seed_of(source, seed)
             rules = (given.quotas, given.solver, given.teams)
             preemption = bool(given.teams) and load_teams(given.teams).preemption
             case = Case(source, policy, order, seed, *rules, preemption, given.checkpoint_s)
@@ -131,7 +121,7 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
     why = f"has no effect with {case.policy}, which ranks all jobs in every round"
     reject_given(("order",), why)
     rounds = rounds_of(case.source, case.policy, case.solver)
-    reject_given(TEAM_OPTIONS, why)
+    reject_given(options.TEAM_OPTIONS, why)
     started = time.perf_counter()
     rounds.run(progress)
     wall_s = time.perf_counter() - started

@@ -18,17 +18,8 @@ from simulator.cli import common_options, print_json, reject_given, seeds_of, se
 from simulator.io.files import write_json, write_text
 from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
-from simulator.replay import comparison
+from simulator.replay import comparison, options
 from simulator.replay.history import STORE_SCHEMES, read_history
-from simulator.replay.options import (
-    WorkloadOptions,
-    default_order,
-    default_policies,
-    reject_unused_options,
-    seed_of,
-    source_of,
-    workload_options,
-)
 from simulator.replay.report import page_of, table_of, team_table
 from simulator.replay.verdict import by_team, cautions, findings, rows, verdict
 
@@ -44,7 +35,7 @@ def parse_names(context: click.Context, parameter: click.Parameter, value: str |
 
 
 @click.command("compare", cls=Command)
-@workload_options(["openb", "csv", "json", "pollux", "shockwave"])
+@options.workload_options(["openb", "csv", "json", "pollux", "shockwave"])
 @click.option(
     "--policies",
     callback=parse_names,
@@ -63,7 +54,7 @@ def parse_names(context: click.Context, parameter: click.Parameter, value: str |
 @click.option("--report", type=FILE, help="Write one HTML page with everything.")
 @common_options
 def command(
-    given: WorkloadOptions,
+    given: options.WorkloadOptions,
     policies: list[str] | None,
     orders: list[str] | None,
     seeds: list[int] | None,
@@ -80,12 +71,12 @@ def command(
     """
     if dask is not None:
         reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
-    policies = policies or list(default_policies(given.trace))
-    orders = orders or [default_order(given.history)]
-    reject_unused_options(given, policies, orders)
+    policies = policies or list(options.default_policies(given.trace))
+    orders = orders or [options.default_order(given.history)]
+    options.reject_unused_options(given, policies, orders)
     with history_as_file(given.history, output_dir) as recorded:
-        source = source_of(replace(given, history=recorded))
-        seeds = seeds_of(seeds, seed_of(source, seed))
+        source = options.source_of(replace(given, history=recorded))
+        seeds = seeds_of(seeds, options.seed_of(source, seed))
         comparison.check(source, policies, orders, seeds, given.solver, given.teams)
         rules = (given.quotas, given.solver, given.teams, given.checkpoint_s)
         cases = comparison.cases(source, policies, orders, seeds, *rules)

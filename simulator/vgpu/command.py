@@ -10,16 +10,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import FILE, Command
-from simulator.cli import (
-    BadInput,
-    FiniteRange,
-    common_options,
-    print_json,
-    reject_given,
-    seeds_of,
-    seeds_option,
-    sweep_option,
-)
+from simulator import cli
 from simulator.io.files import write_json
 from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
@@ -58,8 +49,8 @@ KEYS = {
 }
 """Axis of a sweep -> what it changes in a scenario; `card_factor` changes the cards' coefficients."""
 WHOLE = {"tasks": click.IntRange(0, MAX_TASKS), "adjust_interval": click.IntRange(1, MAX_TICKS)}
-AXES: dict[str, Any] = {axis: WHOLE.get(axis, FiniteRange(min=0)) for axis in (*KEYS, "card_factor")}
-ABOVE_0 = FiniteRange(min=0, min_open=True)
+AXES: dict[str, Any] = {axis: WHOLE.get(axis, cli.FiniteRange(min=0)) for axis in (*KEYS, "card_factor")}
+ABOVE_0 = cli.FiniteRange(min=0, min_open=True)
 PRINTED = (
     "started",
     "slo_rate",
@@ -90,7 +81,7 @@ Point = tuple[str, float, str]
 )
 @click.option("--duration", "duration_s", type=ABOVE_0, help="Simulated seconds.")
 @click.option("--delta-t", "--delta_t", "delta_t_s", type=ABOVE_0, help="Seconds per tick.")
-@seeds_option
+@cli.seeds_option
 @click.option("--admission", type=click.Choice(ADMISSIONS), help="Amounts allocated to a running task.")
 @click.option("--progress", type=click.Choice(PROGRESS), help="Measure of a task's progress.")
 @click.option("--arbitration", type=click.Choice(ARBITRATIONS), help="Tasks granted first on a full node.")
@@ -106,12 +97,12 @@ Point = tuple[str, float, str]
 @click.option(
     "--hist-bucket",
     "--hist_bucket",
-    type=FiniteRange(min=0.001),
+    type=cli.FiniteRange(min=0.001),
     default=0.1,
     show_default=True,
     help="Width of the buckets of the IR histogram.",
 )
-@sweep_option(AXES, "tasks:120,160,190")
+@cli.sweep_option(AXES, "tasks:120,160,190")
 @click.option("--trace", type=FILE, help="Write one run as JSON: its tasks, and pool and tasks over time.")
 @click.option(
     "--trace-ticks",
@@ -120,7 +111,7 @@ Point = tuple[str, float, str]
     show_default=True,
     help="Ticks between two samples of the trace.",
 )
-@common_options
+@cli.common_options
 def command(
     scenarios: str,
     seeds: list[int] | None,
@@ -141,14 +132,14 @@ def command(
     Without --tasks, --arrival and similar options each scenario uses its own values.
     """
     if output_dir is None:
-        reject_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
+        cli.reject_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
     if trace is None:
-        reject_given(("trace_ticks",), "is for the trace; give its file with --trace")
-    seeds = seeds_of(seeds, seed)
+        cli.reject_given(("trace_ticks",), "is for the trace; give its file with --trace")
+    seeds = cli.seeds_of(seeds, seed)
     points = read_points(scenarios, profiles, changes, sweep)
     names = [name for axis, _, name in points if not axis]
     if trace is not None and (len(names) > 1 or len(seeds) > 1):
-        raise BadInput("--trace is for one run: give one scenario and one seed")
+        raise cli.BadInput("--trace is for one run: give one scenario and one seed")
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     use_numba = engine == "numba" or (engine == "auto" and find_spec("numba") is not None)
@@ -165,7 +156,7 @@ def command(
             output_dir, {name: [each.run for each in timed[name]] for name in names}, swept, hist_bucket
         )
     if as_json:
-        print_json(as_values(by_name, swept, timed))
+        cli.print_json(as_values(by_name, swept, timed))
         return
     same_load = have_same_load([points["", 0, name] for name in names])
     click.echo("\n".join(verdict(by_name, swept, same_load)))
@@ -228,7 +219,7 @@ def read_points(
                 chosen = tuple(name.strip() for name in profiles.split(","))
                 scenario = without_profiles_except(scenario, chosen)
             if (axis, value, scenario.name) in points:
-                raise BadInput(f"--scenarios: {names} names a scenario twice; name each once")
+                raise cli.BadInput(f"--scenarios: {names} names a scenario twice; name each once")
             Ledger(scenario)  # refuses a profile that fits no node
             points[axis, value, scenario.name] = scenario
     return points

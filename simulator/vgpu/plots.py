@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.present.figures import (
-    draw_lines,
-    draw_points,
-    draw_stacked,
-    height_of,
-    new_figure,
-    same_together,
-    show_shares,
-)
+from simulator.present import figures
 from simulator.present.palette import light
 from simulator.stats import over_seeds
 from simulator.vgpu.metrics import STATES, histogram, values_of
@@ -139,7 +131,7 @@ def draw_all(
 
 def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labels) -> Any:
     """Draw a histogram of tasks by interference ratio, with buckets of that width."""
-    figure, axes = new_figure()
+    figure, axes = figures.new_figure()
     buckets = histogram(values, bucket)
     axes.bar(
         [each["from"] for each in buckets],
@@ -158,25 +150,27 @@ def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labe
 
 def ir_cdf(ratios: Mapping[str, Sequence[float]], labels: Labels) -> Any:
     """Draw the CDF of the interference ratio of started tasks; the legend has the tails above two limits."""
-    figure, axes = new_figure()
+    figure, axes = figures.new_figure()
     curves = {}
-    for name, values in same_together({name: values for name, values in ratios.items() if values}).items():
+    for name, values in figures.same_together(
+        {name: values for name, values in ratios.items() if values}
+    ).items():
         above = {limit: sum(value > limit for value in values) / len(values) for limit in (1.25, 1.5)}
         label = f"{name}: IR>1.25 {above[1.25]:.1%}, IR>1.5 {above[1.5]:.1%}"
         curves[label] = [(values, [place / len(values) for place in range(1, len(values) + 1)])]
-    draw_lines(axes, curves, steps=True)
+    figures.draw_lines(axes, curves, steps=True)
     axes.axvline(1.25, color=light("quiet"), linestyle=":", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
     axes.set_title(labels("share of started tasks"), fontweight="normal")  # too long for the height
-    show_shares(axes.yaxis)
+    figures.show_shares(axes.yaxis)
     return figure
 
 
 def points(values: Mapping[str, Sequence[float | None]], title: str, labels: Labels) -> Any:
     """Draw one point per scenario, with its 95 % confidence interval over seeds."""
-    figure, axes = new_figure(height=height_of(len(values)))
-    draw_points(axes, {name: spread(over_seeds(each)) for name, each in values.items()})
-    show_shares(axes.xaxis)
+    figure, axes = figures.new_figure(height=figures.height_of(len(values)))
+    figures.draw_points(axes, {name: spread(over_seeds(each)) for name, each in values.items()})
+    figures.show_shares(axes.xaxis)
     axes.set_xlim(0, 1)
     axes.set_xlabel(labels(title))
     return figure
@@ -191,24 +185,24 @@ def stacked(
     shares: bool = False,
 ) -> Any:
     """Draw one stacked bar per scenario."""
-    figure, axes = new_figure(height=height_of(len(names)))
-    draw_stacked(axes, names, parts)
+    figure, axes = figures.new_figure(height=figures.height_of(len(names)))
+    figures.draw_stacked(axes, names, parts)
     if shares:
-        show_shares(axes.xaxis)
+        figures.show_shares(axes.xaxis)
     axes.set_xlabel(labels(title))
     return figure
 
 
 def over_axis(axis: str, figure_name: str, by_value: Mapping[float, Collected]) -> Any:
     """Draw the mean of a figure over the values of a sweep, a line per scenario."""
-    figure, axes = new_figure()
+    figure, axes = figures.new_figure()
     values = sorted(by_value)
     means = {
         name: [by_value[value][name]["confidence"][figure_name]["mean"] for value in values]
         for name in by_value[values[0]]
     }
-    draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
-    show_shares(axes.yaxis)
+    figures.draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
+    figures.show_shares(axes.yaxis)
     axes.set_ylim(top=1.08 * axes.get_ylim()[1])  # room for a marker at the top
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter("{x:g}")

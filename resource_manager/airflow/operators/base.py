@@ -8,23 +8,12 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from airflow.sdk import BaseOperator
 
+from resource_manager.airflow import task_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.late_start import describe_late_start, window_ahead
 from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.resuming import Resumes
-from resource_manager.airflow.task_demand import (
-    ATTRIBUTES,
-    asked_by_attributes,
-    check_at_parse,
-    check_duration,
-    check_partial,
-    demand_of,
-    is_of,
-    submit,
-    taken,
-    takes_demand,
-)
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import GrantEvent, GrantState
 from resource_manager.airflow.task_trigger.waits import GrantTrigger
@@ -53,7 +42,7 @@ class HoldsLease(Resumes):
 
     def given_fields(self) -> dict[str, Any]:
         """Return the fields of the demand that the author gave, rendered; None where one was left out."""
-        return asked_by_attributes(self)
+        return task_demand.asked_by_attributes(self)
 
     @property
     def manager(self) -> LeaseService:
@@ -81,9 +70,9 @@ class HoldsLease(Resumes):
         if asked["preemptible"] is None:
             instead["preemptible"] = self.preemptible_by_default
         instead["ttl"] = self._ttl
-        demand = demand_of(self, asked, context, identity.lease_id, **instead)
+        demand = task_demand.demand_of(self, asked, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
-        status = submit(manager, demand, identity, is_weight=self.has_weight)
+        status = task_demand.submit(manager, demand, identity, is_weight=self.has_weight)
         self.log.info("GPU console: %s", console_url(identity.lease_id))
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
@@ -147,7 +136,7 @@ class HoldsLease(Resumes):
         """Cancel this task's own pending request; return False if it is gone."""
         manager = self.manager
         entry = manager.status_of(identity.lease_id)
-        if entry is None or entry["state"] != "WAITING" or not is_of(entry, identity):
+        if entry is None or entry["state"] != "WAITING" or not task_demand.is_of(entry, identity):
             return False
         return manager.cancel(identity.lease_id, sequence=entry["sequence"])
 
@@ -167,7 +156,7 @@ class GPUOperator(HoldsLease, BaseOperator):
     :param gpu_conn_id: connection of type `gpu_manager`.
     """
 
-    template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
+    template_fields: Sequence[str] = tuple(task_demand.ATTRIBUTES.values())
     operator_extra_links = (ConsoleLink(),)
     gpu_milli: Any
     nodes: Any
@@ -176,17 +165,17 @@ class GPUOperator(HoldsLease, BaseOperator):
     @classmethod
     def partial(cls, **arguments: Any) -> Any:
         """Return the mapped form of the operator, as of Airflow's, with its arguments checked."""
-        check_partial(arguments)
+        task_demand.check_partial(arguments)
         return super().partial(**arguments)
 
-    @takes_demand
+    @task_demand.takes_demand
     def __init__(
         self, *, max_wait: timedelta | None = None, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
     ) -> None:
-        asked = taken(kwargs)
+        asked = task_demand.taken(kwargs)
         super().__init__(**kwargs)
         vars(self).update(asked)
         self.max_wait = self.wait_limit = max_wait
         self.gpu_conn_id = gpu_conn_id
-        check_at_parse(self.task_id, self.given_fields())
-        check_duration(self.task_id, "max_wait", max_wait)
+        task_demand.check_at_parse(self.task_id, self.given_fields())
+        task_demand.check_duration(self.task_id, "max_wait", max_wait)

@@ -9,30 +9,16 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 
+from resource_manager import errors
+from resource_manager.airflow import task_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.resuming import Resumes
-from resource_manager.airflow.task_demand import (
-    ATTRIBUTES,
-    asked_by_attributes,
-    check_at_parse,
-    check_partial,
-    demand_of,
-    taken,
-    takes_demand,
-)
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import Vacancy
 from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import (
-    InvalidRequestError,
-    NoServersError,
-    ResourceManagerError,
-    StoreRefusedError,
-    is_outage,
-)
 from resource_manager.manager.demand import Demand
 
 
@@ -42,24 +28,24 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
     Parameters as for `GPUOperator`, without `max_wait`, and those of every sensor.
     """
 
-    template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
+    template_fields: Sequence[str] = tuple(task_demand.ATTRIBUTES.values())
 
     @classmethod
     def partial(cls, **arguments: Any) -> Any:
         """Return the mapped form of the sensor, as of Airflow's, with its arguments checked."""
-        check_partial(arguments)
+        task_demand.check_partial(arguments)
         return super().partial(**arguments)
 
-    @takes_demand
+    @task_demand.takes_demand
     def __init__(
         self, *, deferrable: bool = True, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
     ) -> None:
-        asked = taken(kwargs)
+        asked = task_demand.taken(kwargs)
         super().__init__(**kwargs)
         vars(self).update(asked)
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
-        check_at_parse(self.task_id, asked_by_attributes(self))
+        task_demand.check_at_parse(self.task_id, task_demand.asked_by_attributes(self))
         self._waiting_log = WaitLog()
 
     def poke(self, context: Any) -> bool:
@@ -70,16 +56,16 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         """
         try:
             answer = GPUManagerHook(self.gpu_conn_id).get_conn().explain(self._demand(context))
-        except NoServersError as error:
+        except errors.NoServersError as error:
             self.log.warning("still waiting: %s", error)
             return False
-        except InvalidRequestError as error:
+        except errors.InvalidRequestError as error:
             raise AirflowFailException(str(error)) from None
         except Exception as error:
-            if is_outage(error) and not is_outage(error, StoreRefusedError):
+            if errors.is_outage(error) and not errors.is_outage(error, errors.StoreRefusedError):
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 return False
-            if isinstance(error, ResourceManagerError):
+            if isinstance(error, errors.ResourceManagerError):
                 raise AirflowException(str(error)) from error
             raise
         if answer["kind"] == RefusalKind.NEVER_FITS:
@@ -119,5 +105,5 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
 
     def _demand(self, context: Any) -> Demand:
         identity, _ = identity_of(context)
-        asked = asked_by_attributes(self)
-        return demand_of(self, asked, context, f"{identity.lease_id} (sensor)")
+        asked = task_demand.asked_by_attributes(self)
+        return task_demand.demand_of(self, asked, context, f"{identity.lease_id} (sensor)")

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
+from resource_manager import errors
 from resource_manager.airflow import shared_manager
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.shared_manager import SharedManager
@@ -17,13 +18,6 @@ from resource_manager.airflow.task_trigger.events import Event, GrantEvent, Gran
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import (
-    InvalidRequestError,
-    NeverFitsError,
-    NoServersError,
-    ResourceManagerError,
-    is_outage,
-)
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.results import Allocation, QueueEntry
@@ -64,7 +58,7 @@ class GrantWait:
                         is_new = False
                     lease = trigger.shared.known(lease_id)
                     entry = await trigger.shared.waiting(lease_id, changed) if lease is None else None
-                except (ResourceManagerError, AirflowException) as error:
+                except (errors.ResourceManagerError, AirflowException) as error:
                     trigger.log.warning("the GPU manager does not answer; still waiting: %s", error)
                     await asyncio.sleep(base.OUTAGE_POLL_S)
                     continue
@@ -160,15 +154,15 @@ class FreeCapacityTrigger(PlainTrigger):
                 if answer["would_be_granted"]:
                     return Vacancy(server_name=answer["server_name"], reasons=log.reasons)
                 if answer["kind"] == RefusalKind.NEVER_FITS:
-                    raise NeverFitsError(answer["reason"])
+                    raise errors.NeverFitsError(answer["reason"])
                 line = describe_vacancy(answer)
                 if log.due(answer["kind"], answer["reason"], line, clock()):
                     self.log.info("%s", line)
-            except NoServersError as error:
+            except errors.NoServersError as error:
                 self.log.warning("still waiting: %s", error)
-            except InvalidRequestError as error:  # the inventory may have changed since the task asked
+            except errors.InvalidRequestError as error:  # the inventory may have changed since the task asked
                 return Vacancy(detail=str(error), reasons=log.reasons)
-            except (ResourceManagerError, AirflowException) as error:
+            except (errors.ResourceManagerError, AirflowException) as error:
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
             await asyncio.sleep(self.poke_interval_s)
 
@@ -203,7 +197,7 @@ class LeaseEndTrigger(TaskBoundTrigger):
                 return False
             gang = GangJob.of(status)
             return gang is None or not await self.begin_launcher(gang.is_gone)
-        except (ResourceManagerError, AirflowException) as error:
+        except (errors.ResourceManagerError, AirflowException) as error:
             self.log.warning("it is unknown whether the lease has ended; still waiting: %s", error)
             return True
 
@@ -224,6 +218,6 @@ class AnswerTrigger(PlainTrigger):
     async def _is_answered(self) -> bool:
         try:
             await SharedManager.of(self.gpu_conn_id).call(lambda manager: manager.preempting())
-        except (ResourceManagerError, AirflowException) as error:
-            return not is_outage(error)  # the task fails by any other error itself
+        except (errors.ResourceManagerError, AirflowException) as error:
+            return not errors.is_outage(error)  # the task fails by any other error itself
         return True

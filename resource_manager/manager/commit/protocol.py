@@ -11,18 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
+from resource_manager import errors
 from resource_manager.core.changes import Change, MembersReleased, Quarantined, Queued, Released, Renewed
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Grounds, misconfigured, recovering
-from resource_manager.errors import (
-    NO_SERVERS,
-    InvalidRequestError,
-    NewerFormatError,
-    RepeatedError,
-    StateReplacedError,
-    StoreError,
-)
 from resource_manager.manager.commit.asking import Step, asking
 from resource_manager.manager.commit.group import Operation, Reader, Repeatable
 from resource_manager.manager.commit.group_commits import Expirations, GroupCommits
@@ -108,7 +101,7 @@ class Transactions:
         return self._grants_nothing(cluster) or self._rules.refusal(cluster)
 
     def _grants_nothing(self, cluster: ClusterState) -> Grounds | None:
-        return self.distrusted or (None if cluster.nodes else misconfigured(NO_SERVERS))
+        return self.distrusted or (None if cluster.nodes else misconfigured(errors.NO_SERVERS))
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
@@ -148,9 +141,9 @@ class Transactions:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
                 return self._answer_again(once, reference)
             self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
-            if isinstance(operation.error, NewerFormatError):
+            if isinstance(operation.error, errors.NewerFormatError):
                 raise operation.error
-        except NewerFormatError:
+        except errors.NewerFormatError:
             if lease_id is None:
                 raise
             return self._run_on_known(operation, lease_id)
@@ -190,7 +183,7 @@ class Transactions:
                 self.store.commit(
                     cluster.version, changes, now=now, lock=lock, once=keys, uses=uses, jobs=rows
                 )
-            except RepeatedError as error:
+            except errors.RepeatedError as error:
                 assert once is not None
                 return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
         for change in changes:
@@ -231,9 +224,9 @@ class Transactions:
         """
         try:
             cluster = self.store.refresh(None)
-        except StateReplacedError:
+        except errors.StateReplacedError:
             return [True] * len(leases)
-        except StoreError:
+        except errors.StoreError:
             cluster = None
         if cluster is None:
             return [False] * len(leases)
@@ -253,7 +246,7 @@ class Transactions:
         if cluster is not None:
             try:
                 return reader(cluster, self.store.now())
-            except InvalidRequestError:
+            except errors.InvalidRequestError:
                 pass
         return self.read(reader)
 
@@ -276,7 +269,7 @@ class Transactions:
         with self._groups.mutex, self._commits.locked(deadline) as lock:
             try:
                 self.store.replace(snapshot, lock=lock, once=[] if once is None else [(once, "null")])
-            except RepeatedError as error:
+            except errors.RepeatedError as error:
                 assert once is not None
                 once.reference_in(error.stored)
             self._replica.drop()

@@ -16,20 +16,11 @@ from resource_manager.manager.cluster_results import (
     TeamsView,
     WindowView,
 )
+from resource_manager.rest import schemas
 from resource_manager.rest.answers import Done, MaintenanceAnswer, MaintenanceRemoveAnswer
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import (
-    AdoptBody,
-    ClusterBody,
-    DrainBody,
-    MaintenanceBody,
-    MaintenanceRemoveBody,
-    ResetBody,
-    ResumeBody,
-    SearchedBody,
-)
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
@@ -42,7 +33,7 @@ MAX_CLUSTER_BYTES = 16 * 1024 * 1024
 
 @routes.add("POST", "/api/servers/<int:server_id>/drain", Role.OPERATOR, failures=(404,), tag="servers")
 def drain(
-    service: Service, caller: Identity, body: DrainBody, server_id: int, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.DrainBody, server_id: int, once: Once | None = None
 ) -> ServerSummary:
     """Drain a server or one of its GPUs: it takes no new leases."""
     return _server(
@@ -52,7 +43,7 @@ def drain(
 
 @routes.add("POST", "/api/servers/<int:server_id>/resume", Role.OPERATOR, failures=(404,), tag="servers")
 def resume(
-    service: Service, caller: Identity, body: ResumeBody, server_id: int, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.ResumeBody, server_id: int, once: Once | None = None
 ) -> ServerSummary:
     """Resume a drained server or a closed GPU: it takes new leases again."""
     return _server(lambda: service.manager.resume(server_id, body.gpu, once=once))
@@ -60,7 +51,7 @@ def resume(
 
 @routes.add("POST", "/api/servers/<int:server_id>/searched", Role.OPERATOR, failures=(404,), tag="servers")
 def searched(
-    service: Service, caller: Identity, body: SearchedBody, server_id: int, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.SearchedBody, server_id: int, once: Once | None = None
 ) -> ServerSummary:
     """All jobs that a launcher saw on a server: closed since a restore, it opens if each has its lease."""
     return _server(lambda: service.manager.searched(server_id, body.jobs, age_s=body.age_s, once=once))
@@ -74,7 +65,7 @@ def server(service: Service, caller: Identity, server_id: int) -> ServerDetail:
 
 @routes.add("POST", "/api/servers/<int:server_id>/adopt", Role.OPERATOR, failures=(404, 409), tag="servers")
 def adopt(
-    service: Service, caller: Identity, body: AdoptBody, server_id: int, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.AdoptBody, server_id: int, once: Once | None = None
 ) -> ServerDetail:
     """Replace the GPUs of a server without leases in the inventory."""
     gpus = [Gpu(gpu.gpu_id, gpu.type, gpu.vendor, gpu.memory_mib, gpu.uuid) for gpu in body.gpus]
@@ -82,7 +73,7 @@ def adopt(
 
 
 @routes.add("POST", "/api/reset", Role.OPERATOR, tag="servers")
-def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Done:
+def reset(service: Service, caller: Identity, body: schemas.ResetBody, once: Once | None = None) -> Done:
     """End all leases and empty the queue."""
     service.manager.reset(once=once)
     return {"success": True}
@@ -101,7 +92,9 @@ def cluster(service: Service, caller: Identity) -> ClusterView:
 
 
 @routes.add("PUT", "/api/cluster", Role.OPERATOR, failures=(409,), max_bytes=MAX_CLUSTER_BYTES, tag="cluster")
-def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | None = None) -> ClusterDiff:
+def apply(
+    service: Service, caller: Identity, body: schemas.ClusterBody, once: Once | None = None
+) -> ClusterDiff:
     """Make the cluster what these sections define, in one commit; a section that is left out stays."""
     options = ApplyOptions(tuple(body.remove), tuple(body.retire), body.force)
     if body.dry_run:
@@ -117,7 +110,7 @@ def maintenance(service: Service, caller: Identity) -> MaintenanceAnswer:
 
 @routes.add("POST", "/api/maintenance", Role.OPERATOR, tag="servers")
 def add_maintenance(
-    service: Service, caller: Identity, body: MaintenanceBody, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.MaintenanceBody, once: Once | None = None
 ) -> WindowView:
     """Add a maintenance window."""
     return service.manager.add_maintenance(body, dry_run=body.dry_run, once=once)
@@ -125,7 +118,7 @@ def add_maintenance(
 
 @routes.add("POST", "/api/maintenance/remove", Role.OPERATOR, tag="servers")
 def remove_maintenance(
-    service: Service, caller: Identity, body: MaintenanceRemoveBody, once: Once | None = None
+    service: Service, caller: Identity, body: schemas.MaintenanceRemoveBody, once: Once | None = None
 ) -> MaintenanceRemoveAnswer:
     """Remove a maintenance window."""
     return {"window": service.manager.remove_maintenance(body.id, dry_run=body.dry_run, once=once)}

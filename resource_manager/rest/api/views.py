@@ -9,17 +9,8 @@ import flask
 from resource_manager.errors import NO_LEASE
 from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.fleet.server_use import use_of
+from resource_manager.manager import results
 from resource_manager.manager.report import Report, ReportQuery
-from resource_manager.manager.results import (
-    Allocation,
-    ComingDemand,
-    EstimatesView,
-    Explanation,
-    QueueEntry,
-    SlurmJob,
-    Submission,
-    Summary,
-)
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
 from resource_manager.rest import schemas
@@ -46,7 +37,7 @@ def gpus(service: Service, caller: Identity, query: schemas.GpusQuery) -> Page[S
 
 
 @routes.add("GET", "/api/status", Role.READER, tag="servers")
-def status(service: Service, caller: Identity, query: schemas.StatusQuery) -> Summary:
+def status(service: Service, caller: Identity, query: schemas.StatusQuery) -> results.Summary:
     """Free and allocated capacity of every server."""
     summary = service.manager.summary()
     if query.limit is not None or query.after:
@@ -58,7 +49,7 @@ def status(service: Service, caller: Identity, query: schemas.StatusQuery) -> Su
 
 
 @routes.add("GET", "/api/leases", Role.READER, tag="leases")
-def leases(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[Allocation]:
+def leases(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[results.Allocation]:
     """Live leases, oldest first."""
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
@@ -79,13 +70,13 @@ def lease_changes(service: Service, caller: Identity, query: schemas.ChangesQuer
 
 
 @routes.add("GET", "/api/leases/preempting", Role.READER, tag="leases")
-def preempting(service: Service, caller: Identity) -> Page[Allocation]:
+def preempting(service: Service, caller: Identity) -> Page[results.Allocation]:
     """Leases that are being preempted."""
     return {"items": service.manager.preempting(), "next": None}
 
 
 @routes.add("GET", "/api/slurm", Role.READER, tag="leases")
-def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
+def slurm_jobs(service: Service, caller: Identity) -> Page[results.SlurmJob]:
     """Jobs that Slurm placed, the latest submitted first."""
     return {"items": service.manager.slurm_jobs(), "next": None}
 
@@ -98,7 +89,7 @@ def keep_slurm_jobs(service: Service, caller: Identity, body: schemas.SlurmBody)
 
 
 @routes.add("GET", "/api/task", Role.READER, failures=(404, 409), tag="leases")
-def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> Submission:
+def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> results.Submission:
     """Lease or pending request of a task."""
     if not query.exact:
         return service.manager.named(
@@ -116,13 +107,13 @@ def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> Submis
 
 
 @routes.add("GET", "/api/queue", Role.READER, tag="queue")
-def queue(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[QueueEntry]:
+def queue(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[results.QueueEntry]:
     """Pending requests in queue order, with their estimated start."""
     return _page_of(service.manager.queue(), query)
 
 
 @routes.add("GET", "/api/coming", Role.READER, tag="queue")
-def coming(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[ComingDemand]:
+def coming(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[results.ComingDemand]:
     """Demands that tasks of running DAGs will make, the next first."""
     return _page_of(service.manager.coming(), query)
 
@@ -151,13 +142,13 @@ def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
 
 
 @routes.add("GET", "/api/explain", Role.READER, tag="queue")
-def explain(service: Service, caller: Identity, query: schemas.ExplainQuery) -> Explanation:
+def explain(service: Service, caller: Identity, query: schemas.ExplainQuery) -> results.Explanation:
     """Explain a request without making it: does it fit now, where, why not, and when."""
     return service.manager.explain(query)
 
 
 @routes.add("GET", "/api/task/explain", Role.READER, failures=(404, 409), tag="queue")
-def explain_task(service: Service, caller: Identity, query: schemas.NameQuery) -> Explanation:
+def explain_task(service: Service, caller: Identity, query: schemas.NameQuery) -> results.Explanation:
     """Explain why a pending request waits, and when it should start."""
     return service.manager.explain_named(query.name)
 
@@ -177,6 +168,6 @@ def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
 
 
 @routes.add("GET", "/api/estimates", Role.READER, tag="history")
-def estimates(service: Service, caller: Identity) -> EstimatesView:
+def estimates(service: Service, caller: Identity) -> results.EstimatesView:
     """How often the estimated starts of pending requests came true."""
     return service.manager.estimates()

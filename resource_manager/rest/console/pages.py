@@ -25,19 +25,10 @@ from resource_manager.rest.console import (
     cells,
     cluster_page,
     demand_form,
+    forms,
     lease_page,
     timeline,
     use_page,
-)
-from resource_manager.rest.console.forms import (
-    PER_PAGE,
-    EventsQuery,
-    LeaseQuery,
-    ListQuery,
-    RowsQuery,
-    ServersQuery,
-    TimelineQuery,
-    UseQuery,
 )
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.events import CLIENT_GONE, EventStream
@@ -56,7 +47,7 @@ FIRST = 5
 
 
 @routes.add("GET", "/", Role.READER)
-def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
+def servers(service: Service, caller: Identity, query: forms.ServersQuery) -> Any:
     """Servers."""
     if query.task:
         return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
@@ -65,7 +56,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = cells.matching(cluster.nodes, query.q, query.state)
         shown, paging = _paged(found, query.page)
-        mapped = found if len(cluster.nodes) > PER_PAGE else []
+        mapped = found if len(cluster.nodes) > forms.PER_PAGE else []
         return {
             "now": now,
             **_side(cluster, now, entries),
@@ -81,7 +72,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
 
 
 @routes.add("GET", "/fragments/servers", Role.READER)
-def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
+def server_rows(service: Service, caller: Identity, query: forms.RowsQuery) -> Any:
     """Rows of servers."""
 
     def view(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
@@ -135,14 +126,14 @@ def side(service: Service, caller: Identity) -> Any:
 
 
 @routes.add("GET", "/lease", Role.READER)
-def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
+def lease(service: Service, caller: Identity, query: forms.LeaseQuery) -> Any:
     """One lease or pending request."""
     shown = lease_page.look_at(service, caller, query.id)
     return _page("lease.html", service, caller, **shown)
 
 
 @routes.add("GET", "/leases", Role.READER)
-def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
+def leases(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
     """Leases."""
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
@@ -176,7 +167,7 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
 
 
 @routes.add("GET", "/queue", Role.READER)
-def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
+def queue(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
     """The queue."""
     entries = service.manager.queue()
 
@@ -199,7 +190,7 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
 
 
 @routes.add("GET", "/timeline", Role.READER)
-def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -> Any:
+def leases_over_time(service: Service, caller: Identity, query: forms.TimelineQuery) -> Any:
     """Leases over time."""
 
     def view(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
@@ -212,7 +203,7 @@ def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -
 
 
 @routes.add("GET", "/use", Role.READER)
-def use(service: Service, caller: Identity, query: UseQuery) -> Any:
+def use(service: Service, caller: Identity, query: forms.UseQuery) -> Any:
     """GPU-hours, and what became of them."""
     asked = ReportQuery(by=[query.by], since=query.days * 86_400)
     shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
@@ -272,7 +263,7 @@ def docs(service: Service, caller: Identity) -> Any:
 
 
 @routes.add("GET", "/events", Role.READER)
-def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
+def events(service: Service, caller: Identity, query: forms.EventsQuery) -> Any:
     """Changes as server-sent events."""
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after
@@ -324,14 +315,14 @@ def _page(template: str, service: Service, caller: Identity, **values: Any) -> s
 
 
 def _paged(rows: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:
-    pages = max(1, -(-len(rows) // PER_PAGE))
+    pages = max(1, -(-len(rows) // forms.PER_PAGE))
     page = min(page, pages)
-    shown = rows[(page - 1) * PER_PAGE : page * PER_PAGE]
+    shown = rows[(page - 1) * forms.PER_PAGE : page * forms.PER_PAGE]
     return shown, {"page": page, "pages": pages, "found": len(rows)}
 
 
 def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:
-    return {"page": index // PER_PAGE + 1, "name": name, "level": level, "open": is_open}
+    return {"page": index // forms.PER_PAGE + 1, "name": name, "level": level, "open": is_open}
 
 
 def _waiting(

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from resource_manager.core import fit
 from resource_manager.core import server_facts as facts
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import (
-    ShortageKind,
-    accepted_gpu_ids,
-    accepts_node,
-    could_ever_fit,
-    count_gpus,
-    fits,
-    has_labels,
-    has_mig_devices_for,
-    is_short,
-    lacks_stated_memory,
-    shortages,
-    total_capacity,
-)
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
 from resource_manager.core.names import name_of
@@ -55,23 +42,23 @@ def never_fits(cluster: ClusterState, request: Request) -> Grounds | None:
 def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
     """Return why no server could take a member; None if one could."""
     states = [state for state in cluster.nodes if not state.retired]
-    if any(could_ever_fit(state.node, request) for state in states):
+    if any(fit.could_ever_fit(state.node, request) for state in states):
         return None
     named = [state for state in states if request.required_node in (None, state.name)]
-    allowed = [state for state in named if has_labels(state.node, request)]
+    allowed = [state for state in named if fit.has_labels(state.node, request)]
     if not allowed:
         return facts.LabelsMissing() if named else facts.NoServer()
-    if not any(accepts_node(state.node, request) for state in allowed) or (
+    if not any(fit.accepts_node(state.node, request) for state in allowed) or (
         request.gpus and not any(state.node.gpus for state in allowed)
     ):
-        unstated = (state.name for state in allowed if lacks_stated_memory(state.node, request))
+        unstated = (state.name for state in allowed if fit.lacks_stated_memory(state.node, request))
         types = {gpu.gpu_type for state in allowed for gpu in state.node.gpus if gpu.gpu_type}
         missing = types if types.isdisjoint(request.gpu_types) else ()
         return facts.KindMissing(next(unstated, ""), tuple(sorted(missing)) if request.gpu_types else ())
-    best = max(allowed, key=lambda state: count_gpus(state.node, request))
-    most = count_gpus(best.node, request)
+    best = max(allowed, key=lambda state: fit.count_gpus(state.node, request))
+    most = fit.count_gpus(best.node, request)
     if most < request.gpus:
-        of_mig = any(has_mig_devices_for(state.node, request) for state in allowed)
+        of_mig = any(fit.has_mig_devices_for(state.node, request) for state in allowed)
         return facts.TooFewGpus(best.name, most, of_mig)
     return _amount_short(allowed, request, free=False) or facts.NeverTogether()
 
@@ -81,7 +68,7 @@ def _never_together(cluster: ClusterState, request: Request) -> Fact:
     areas = areas_of(cluster, request)
     if not areas:
         return facts.LabelUnknown()
-    able = [state for state in cluster.nodes if not state.retired and could_ever_fit(state.node, request)]
+    able = [state for state in cluster.nodes if not state.retired and fit.could_ever_fit(state.node, request)]
     without = [state for state in able if not state.node.address]
     if without and len(able) - len(without) < (request.nodes if request.spread is Spread.SERVERS else 1):
         return facts.AddressesMissing(len(without), len(able), without[0].name)
@@ -111,7 +98,7 @@ def _no_server(cluster: ClusterState, request: Request) -> Grounds:
     closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     stated += _closed_servers(closed, request)
     marked = [state for state in is_open if request.gpus and (state.closed_gpus or state.cleaning)]
-    found = (withheld(state, accepted_gpu_ids(state.node, request)) for state in marked)
+    found = (withheld(state, fit.accepted_gpu_ids(state.node, request)) for state in marked)
     stated += [gpus for gpus in found if gpus is not None][:1]
     return Grounds(RefusalKind.NO_CAPACITY, tuple(stated), request)
 
@@ -150,12 +137,12 @@ def _has_lost_members(state: NodeState, request: Request) -> bool:
     if not state.closed_gpus:
         return False
     with_open_ones = slots(state.node, request, state.capacity_without_leases)
-    return with_open_ones < slots(state.node, request, total_capacity(state.node))
+    return with_open_ones < slots(state.node, request, fit.total_capacity(state.node))
 
 
 def _next_lack(state: NodeState, request: Request) -> facts.FreeShort | facts.Lack:
-    for shortage in shortages(state.node, request, state.capacity):
-        if shortage.kind in (ShortageKind.GPUS, ShortageKind.AMOUNT):
+    for shortage in fit.shortages(state.node, request, state.capacity):
+        if shortage.kind in (fit.ShortageKind.GPUS, fit.ShortageKind.AMOUNT):
             return facts.FreeShort(shortage.has, shortage.name)
     return lack_of([state], request)
 
@@ -215,11 +202,11 @@ def _nearest(states: list[NodeState], request: Request) -> facts.Lack:
 def most_free(state: NodeState, request: Request) -> int:
     """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
     if request.is_linked:
-        return count_gpus(state.node, request, state.capacity)
+        return fit.count_gpus(state.node, request, state.capacity)
     if request.gpu_milli == MILLI_PER_GPU:
         any_gpu = not (request.is_particular or state.has_mig)
         return state.whole_free if any_gpu else len(state.eligible_gpus(request))
-    accepted = accepted_gpu_ids(state.node, request)
+    accepted = fit.accepted_gpu_ids(state.node, request)
     return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
 
 
@@ -242,7 +229,7 @@ def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> f
             return (state.free if free else state.node.resources).get(name, 0)
 
         best = max(states, key=has)
-        if is_short(has(best), amount):
+        if fit.is_short(has(best), amount):
             return facts.AmountShort(name, max(has(best), 0), best.name, free)
     return None
 
@@ -273,7 +260,7 @@ def _closed_servers(
 
 def _closure_of(state: NodeState, request: Request) -> facts.Closure:
     if state.is_open:
-        gpu_ids = state.closed_gpus.keys() & accepted_gpu_ids(state.node, request)
+        gpu_ids = state.closed_gpus.keys() & fit.accepted_gpu_ids(state.node, request)
         return withheld(state, gpu_ids) or facts.WithheldGpus(())
     return closure_of(state) or facts.IsDrained("")
 
@@ -294,4 +281,4 @@ def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -
         if lease not in gone:
             for member in lease.on(state.name):
                 free = free.minus(lease.request, state.gpu_ids_of(member))
-    return fits(state.node, request, free)
+    return fit.fits(state.node, request, free)

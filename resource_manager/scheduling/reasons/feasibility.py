@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from resource_manager.core import fit
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import (
-    Shortage,
-    ShortageKind,
-    accepted_gpu_ids,
-    can_meet,
-    could_ever_fit,
-    count_gpus,
-    has_mig_devices_for,
-    shortages,
-)
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.name_lookup import name_in
@@ -308,20 +299,20 @@ def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
 
 def verdict(state: NodeState, request: Request) -> Verdict:
     """Return one server's verdict on the request."""
-    is_allowed = can_meet(state.node, request)
+    is_allowed = fit.can_meet(state.node, request)
     fits = is_allowed and state.fits(request)
     return Verdict(
         state.name,
         state.node.server_id,
         fits,
-        is_allowed and not state.retired and could_ever_fit(state.node, request),
+        is_allowed and not state.retired and fit.could_ever_fit(state.node, request),
         () if fits else tuple(_reasons(state, request)),
     )
 
 
 def _reasons(state: NodeState, request: Request) -> list[Fact]:
     reasons: list[Fact] = []
-    if not can_meet(state.node, request):
+    if not fit.can_meet(state.node, request):
         reasons.append(NoAddress())
     if state.retired:
         reasons.append(LeftInventory())
@@ -329,22 +320,22 @@ def _reasons(state: NodeState, request: Request) -> list[Fact]:
         reasons.append(closure)
     if state.silent is not None and not isinstance(closure, IsSilent):
         reasons.append(IsSilent(state.silent.since))
-    never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
+    never = {(shortage.kind, shortage.name): shortage for shortage in fit.shortages(state.node, request)}
     # Unused capacity of a closed server does not count as free: only what it never has is said of it.
-    found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()
+    found = list(fit.shortages(state.node, request, state.capacity)) if state.is_open else never.values()
     for shortage in found:
         ever = never.get((shortage.kind, shortage.name))
         reasons.append(_short(state, request, ever or shortage, ever=ever is not None))
-        if shortage.kind is ShortageKind.GPUS and state.is_open and not ever:
-            gpus = withheld(state, accepted_gpu_ids(state.node, request))
+        if shortage.kind is fit.ShortageKind.GPUS and state.is_open and not ever:
+            gpus = withheld(state, fit.accepted_gpu_ids(state.node, request))
             reasons += [] if gpus is None else [gpus]
     return reasons
 
 
-def _short(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> ServerShort:
-    if shortage.kind is not ShortageKind.GPUS:
+def _short(state: NodeState, request: Request, shortage: fit.Shortage, *, ever: bool) -> ServerShort:
+    if shortage.kind is not fit.ShortageKind.GPUS:
         return ServerShort(shortage, ever, state.node.resources.get(shortage.name, 0))
     if not ever and request.gpu_milli != MILLI_PER_GPU:
         shortage = replace(shortage, has=most_free(state, request), wants=request.gpu_milli)
-    of_mig = has_mig_devices_for(state.node, request)
-    return ServerShort(shortage, ever, count_gpus(state.node, request), of_mig)
+    of_mig = fit.has_mig_devices_for(state.node, request)
+    return ServerShort(shortage, ever, fit.count_gpus(state.node, request), of_mig)

@@ -15,23 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from resource_manager import errors
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.team_ledger import NO_USES, Use
-from resource_manager.errors import (
-    CorruptStateError,
-    KeysFullError,
-    LockedError,
-    LockError,
-    LockTimeoutError,
-    NewerFormatError,
-    RepeatedError,
-    StaleStateError,
-    StateClosedError,
-    StateLostError,
-    StateReplacedError,
-    StoreUnavailableError,
-)
 from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import DEFAULT_LOCK, DEFAULT_VARIABLE, document
 from resource_manager.storage.airflow_variable.document import Document
@@ -105,7 +92,7 @@ class VariableStore:
         self.suspension = Suspension(until, clock_jump_s) if until > self.now() else NO_SUSPENSION
         found = stored.cluster.version
         if replica is not None and replica.version > found:
-            raise StateLostError(
+            raise errors.StateLostError(
                 f"{self._where} is at version {found}, but version {replica.version} was read before; "
                 + WAY_OUT
             )
@@ -134,22 +121,24 @@ class VariableStore:
             text = self._text()
             stored = self._read(text, version)
             if stored is None:
-                raise StaleStateError(version, None, f"{self._where} does not exist; write the first state")
+                raise errors.StaleStateError(
+                    version, None, f"{self._where} does not exist; write the first state"
+                )
             cluster = stored.cluster
             remembered = self._remembered_version()
             if remembered is not None and remembered > cluster.version:
-                raise StateLostError(
+                raise errors.StateLostError(
                     f"{self._where} is at version {cluster.version}, but version {remembered} was written "
                     f"before; {WAY_OUT}"
                 )
             if cluster.version != version:
-                raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
+                raise errors.StaleStateError(version, cluster.version, missed=stored.missed_since(version))
             self._refuse_closed(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
             asked_at = self.clock.steady()
             self.clock.learn(self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
-                raise StaleStateError(
+                raise errors.StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
                 )
             until, clock_jump_s, _ = stored.suspended
@@ -181,7 +170,7 @@ class VariableStore:
         stored = self._read(self._text())
         text = None if stored is None else self._answer_to(stored, once)
         if stored is not None and text is None and len(self._live(stored)) >= KEYS_KEPT:
-            raise KeysFullError(KEYS_KEPT)
+            raise errors.KeysFullError(KEYS_KEPT)
         return None if text is None else once.reference_in(text)
 
     def replace(
@@ -196,9 +185,9 @@ class VariableStore:
             text = self._text()
             try:
                 stored = None if text is None else document.from_json(text, self._where)
-            except NewerFormatError:
+            except errors.NewerFormatError:
                 raise
-            except CorruptStateError:
+            except errors.CorruptStateError:
                 stored = None
             if stored is not None:
                 self._refuse_closed(stored)
@@ -225,7 +214,7 @@ class VariableStore:
             text = self._text()
             stored = self._read(text)
             if stored is None or stored.cluster.version != version:
-                raise StaleStateError(version, None if stored is None else stored.cluster.version)
+                raise errors.StaleStateError(version, None if stored is None else stored.cluster.version)
             self._write(replace(stored, closed=reason), lock, text)
 
     def restore(
@@ -244,7 +233,7 @@ class VariableStore:
             stored = None if text is None else document.from_json(text, self._where)
             found = None if stored is None else stored.cluster.version
             if found != version:
-                raise StaleStateError(version or 0, found)
+                raise errors.StaleStateError(version or 0, found)
             before = () if stored is None else stored.changes
             new = Document(
                 ClusterState.from_snapshot(snapshot),
@@ -268,7 +257,7 @@ class VariableStore:
             text = self._text()
             stored = self._read(text)
             if stored is None:
-                raise StaleStateError(0, None, f"{self._where} does not exist; write the first state")
+                raise errors.StaleStateError(0, None, f"{self._where} does not exist; write the first state")
             until, clock_jump_s, at = stored.suspended
             if is_new := not jump.is_known(clock_jump_s, at):
                 now = self.now()
@@ -294,20 +283,22 @@ class VariableStore:
         if text is None:
             remembered = self._remembered_version()
             if self.incarnation or remembered is not None:
-                raise StateLostError(
+                raise errors.StateLostError(
                     f"{self._where} is gone (deleted, or Airflow's database is down), though version "
                     f"{remembered} was written; {WAY_OUT}"
                 )
             return None
         stored = document.from_json(text, self._where)
         if self.incarnation and stored.incarnation != self.incarnation and not stored.operator_reset:
-            raise StateReplacedError(
+            raise errors.StateReplacedError(
                 f"{self._where} holds another state than before, started without a reset; restore the newest "
                 f"document, or {refusals.START_AGAIN}"
             )
         known_id, stored_id = self._lineage.id_of(stored.incarnation, version), stored.id_of(version)
         if known_id and stored_id and known_id != stored_id:
-            raise StateLostError(f"{self._where} lacks the version {version} that was read before; {WAY_OUT}")
+            raise errors.StateLostError(
+                f"{self._where} lacks the version {version} that was read before; {WAY_OUT}"
+            )
         self._note(stored)
         return stored
 
@@ -317,7 +308,7 @@ class VariableStore:
 
     def _refuse_closed(self, stored: Document) -> None:
         if stored.closed:
-            raise StateClosedError(self._where, stored.closed)
+            raise errors.StateClosedError(self._where, stored.closed)
 
     def _answer_to(self, stored: Document, once: Once) -> str | None:
         for caller, key, text, until in reversed(stored.once):
@@ -332,7 +323,7 @@ class VariableStore:
         if stored is not None:
             for key, _ in once:
                 if (text := self._answer_to(stored, key)) is not None:
-                    raise RepeatedError(key, text)
+                    raise errors.RepeatedError(key, text)
         until = self.now() + KEEP_S
         added = tuple((key.caller, key.key, key.stored(reference), until) for key, reference in once)
         return (*(() if stored is None else self._live(stored)), *added)
@@ -350,15 +341,19 @@ class VariableStore:
         new = replace(new, commit=os.urandom(8).hex(), changes=new.changes[-CHANGES_KEPT:])
         text = document.to_json(new, self.now())
         if lock.remaining_s < WRITE_MARGIN_S:
-            raise LockError(f"{self._where} was not written: the lock had only {lock.remaining_s:.1f} s left")
+            raise errors.LockError(
+                f"{self._where} was not written: the lock had only {lock.remaining_s:.1f} s left"
+            )
         try:
             written = self._access.set(self._variable, text, before)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             # A write without an answer may still arrive: no other client writes until this lock expires.
             lock.let_expire()
             raise
         if not written:
-            raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
+            raise errors.LockError(
+                f"{self._where} was not written: another client changed it, so the lock was lost"
+            )
         self.incarnation, self._last_commit = new.incarnation, new.commit
         self._note(new)
         self._client.remember(self._version_high_water, new.cluster.version)
@@ -370,20 +365,20 @@ class VariableStore:
         assert isinstance(held, RedisLock)
         try:
             yield held
-        except LockError as error:
-            raise StaleStateError(version, None, str(error)) from error
+        except errors.LockError as error:
+            raise errors.StaleStateError(version, None, str(error)) from error
         finally:
             if lock is None:
                 # The write stands, and an error inside matters more than a lost lock.
-                with suppress(LockError, StoreUnavailableError):
+                with suppress(errors.LockError, errors.StoreUnavailableError):
                     held.release()
 
     def _acquire(self, version: int, patient: bool) -> RedisLock:
         lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
         if not lock.acquire(2 * LOCK_TTL_S if patient else 0.0):
             if patient:
-                raise LockTimeoutError(2 * LOCK_TTL_S)
-            raise LockedError(version)
+                raise errors.LockTimeoutError(2 * LOCK_TTL_S)
+            raise errors.LockedError(version)
         return lock
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from resource_manager.errors import (
-    CorruptStateError,
-    LockedError,
-    RepeatedError,
-    StaleStateError,
-    StateClosedError,
-    StoreFullError,
-)
+from resource_manager import errors
 from resource_manager.storage import refusals
 from resource_manager.storage.base import Suspension
 from resource_manager.storage.codec import change_from_json, check_format, is_known
@@ -33,17 +26,17 @@ def refuse(
         case "stale":
             missed = answer[5] if len(answer) > 5 else ()
             try:
-                raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
-            except CorruptStateError as error:
+                raise errors.StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
+            except errors.CorruptStateError as error:
                 raise refusals.unreadable(where, error) from error
         case "full":
-            raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
+            raise outage(f"{where}: {MEMORY_FULL}", errors.StoreFullError)
         case "repeated":
-            raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
+            raise errors.RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
         case "closed":
-            raise StateClosedError(where, detail)
+            raise errors.StateClosedError(where, detail)
         case "locked":
-            raise LockedError(version)
+            raise errors.LockedError(version)
         case "clock":
             raise refusals.off_the_clock(version, stored)
         case "suspended":

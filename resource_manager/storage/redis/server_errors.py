@@ -5,13 +5,7 @@ from __future__ import annotations
 import redis
 from redis.sentinel import MasterNotFoundError
 
-from resource_manager.errors import (
-    CorruptStateError,
-    StoreError,
-    StoreFullError,
-    StoreRefusedError,
-    StoreUnavailableError,
-)
+from resource_manager import errors
 from resource_manager.storage.outage import outage
 
 MEMORY_FULL = (
@@ -48,22 +42,22 @@ _ADVICE = (
 _REFUSALS = {_WRONG_LOGIN, _NO_LOGIN, _NOT_ALLOWED}
 
 
-def error_of(error: redis.RedisError, address: str, namespace: str, timeout_s: float) -> StoreError:
+def error_of(error: redis.RedisError, address: str, namespace: str, timeout_s: float) -> errors.StoreError:
     """Return the one-line error for one of the driver, which waited for an answer for at most `timeout_s`."""
     text = " ".join(str(error).split())
     if "WRONGTYPE" in text:
-        return CorruptStateError(
+        return errors.CorruptStateError(
             f"{address}: a key of {{{namespace}}} has the wrong type; another program uses this namespace"
         )
     if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
-        return outage(f"{address}: {MEMORY_FULL}", StoreFullError)
+        return outage(f"{address}: {MEMORY_FULL}", errors.StoreFullError)
     hint = ""
     if isinstance(error, redis.TimeoutError) and "rediss://" in address:
         hint = "; if it has no TLS, its address begins with redis://"
     elif ("reset by peer" in text or "closed by server" in text) and "redis://" in address:
         hint = "; if it has TLS, its address begins with rediss://"
     reason = _explain(error, text, timeout_s)
-    kind = StoreRefusedError if reason in _REFUSALS else StoreUnavailableError
+    kind = errors.StoreRefusedError if reason in _REFUSALS else errors.StoreUnavailableError
     return outage(f"{address}: {reason}{hint}", kind)
 
 

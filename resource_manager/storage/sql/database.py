@@ -14,16 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from resource_manager.errors import (
-    CorruptStateError,
-    SettingsError,
-    StoreError,
-    StoreFullError,
-    StoreRefusedError,
-    StoreUnavailableError,
-    how_to_install,
-    redact,
-)
+from resource_manager import errors
 from resource_manager.storage.locks import ThreadMutex
 from resource_manager.storage.outage import outage
 
@@ -32,7 +23,7 @@ try:
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 except ModuleNotFoundError as error:
-    raise SettingsError(f"SQL stores need {error.name}: {how_to_install('sql')}") from error
+    raise errors.SettingsError(f"SQL stores need {error.name}: {errors.how_to_install('sql')}") from error
 
 from resource_manager.storage.sql import tables
 from resource_manager.storage.sql.dialect import (
@@ -77,12 +68,12 @@ class Database:
         options = dict(parse_qsl(query, keep_blank_values=True))
         self.namespace = options.pop("namespace", DEFAULT_NAMESPACE)
         if not re.fullmatch(rf"[\w.:-]{{1,{tables.MAX_NAMESPACE}}}", self.namespace, re.ASCII):
-            raise SettingsError(
-                f"wrong store URL {redact(url)!r}: a namespace may have up to {tables.MAX_NAMESPACE} "
+            raise errors.SettingsError(
+                f"wrong store URL {errors.redact(url)!r}: a namespace may have up to {tables.MAX_NAMESPACE} "
                 f"letters, digits and _.:- only, not {self.namespace!r}"
             )
         self.dialect = _dialect(f"{base}?{urlencode(options, quote_via=quote)}" if options else base)
-        self.address = f"{self.dialect.title} at {redact(url)}"
+        self.address = f"{self.dialect.title} at {errors.redact(url)}"
         self._guard = threading.Lock()
         self._creating = threading.Lock()
         self._engine: Engine | None = None
@@ -157,7 +148,9 @@ class Database:
         except DBAPIError as error:  # of what SQLAlchemy asks on its first connection
             raise error.orig or error from error
         except (TypeError, ValueError, OSError) as error:  # the server's own are the driver's
-            raise SettingsError(f"{self.address}: an option of its URL is wrong ({_words(error)})") from error
+            raise errors.SettingsError(
+                f"{self.address}: an option of its URL is wrong ({_words(error)})"
+            ) from error
 
     def _lend(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, which is closed where it may not be used again."""
@@ -298,14 +291,14 @@ class Database:
             self._engine.dispose(close=False)
         self._idle.clear()
 
-    def _error(self, fault: Fault) -> StoreError:
+    def _error(self, fault: Fault) -> errors.StoreError:
         message = f"{self.address}: {fault.text}"
         if fault.kind == "corrupt":
-            return CorruptStateError(message)
-        return outage(message, _OUTAGES.get(fault.kind, StoreUnavailableError))
+            return errors.CorruptStateError(message)
+        return outage(message, _OUTAGES.get(fault.kind, errors.StoreUnavailableError))
 
 
-_OUTAGES = {"full": StoreFullError, "rights": StoreRefusedError}
+_OUTAGES = {"full": errors.StoreFullError, "rights": errors.StoreRefusedError}
 
 
 class Line(ThreadMutex):
@@ -363,7 +356,9 @@ def _dialect(url: str) -> Dialect:
 
         return SQLite(url)
     except ModuleNotFoundError as error:
-        raise SettingsError(f"{scheme}:// stores need {error.name}: {how_to_install('sql')}") from error
+        raise errors.SettingsError(
+            f"{scheme}:// stores need {error.name}: {errors.how_to_install('sql')}"
+        ) from error
 
 
 def _words(error: BaseException) -> str:

@@ -10,22 +10,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from resource_manager import STORED_FORMAT
+from resource_manager import STORED_FORMAT, errors
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.team_ledger import NO_USES, Use
-from resource_manager.errors import (
-    CapacityError,
-    CorruptStateError,
-    LeaseNotFoundError,
-    LockedError,
-    NewerFormatError,
-    RepeatedError,
-    StaleStateError,
-    StateLostError,
-    StoreError,
-)
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
@@ -108,7 +97,7 @@ class SqlStore:
                 replica = self._whole_state()
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
-        except CorruptStateError as error:
+        except errors.CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
     def refresh_known(self) -> ClusterState:
@@ -116,10 +105,14 @@ class SqlStore:
         try:
             with skipping():
                 return self._whole_state(known_only=True)
-        except CorruptStateError as error:
+        except errors.CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
-        except (CapacityError, LeaseNotFoundError, LookupError) as error:  # of what the skipped had led to
-            raise NewerFormatError(
+        except (
+            errors.CapacityError,
+            errors.LeaseNotFoundError,
+            LookupError,
+        ) as error:  # of what the skipped had led to
+            raise errors.NewerFormatError(
                 f"{self.database.address}: a newer version wrote what later changes build on: upgrade it"
             ) from error
 
@@ -177,7 +170,7 @@ class SqlStore:
         self._is_untidy = False
         try:
             self._snapshots.write_next(replica.snapshot())
-        except StoreError as error:  # whoever passes the next multiple tries again
+        except errors.StoreError as error:  # whoever passes the next multiple tries again
             logger.warning("no snapshot was written: %s", error)
 
     def initialise(self, snapshot: Snapshot) -> bool:
@@ -206,7 +199,7 @@ class SqlStore:
             version=version,
         ):
             row, _ = self._state()
-            raise StaleStateError(version, None if row is None else row.version)
+            raise errors.StaleStateError(version, None if row is None else row.version)
 
     def restore(
         self,
@@ -221,14 +214,14 @@ class SqlStore:
         other = self._whole.restore(snapshot, version, incarnation, suspended_until, history_until)
         # An earlier try may have been made, and its answer lost.
         if other is not None and other.incarnation != incarnation:
-            raise StaleStateError(version or 0, other.version)
+            raise errors.StaleStateError(version or 0, other.version)
         self.incarnation = incarnation
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         try:
             rows = self.database.rows(CHANGES, first=max(after, 0) + 1, limit=limit)
             return [(version, change_from_json(body)) for version, body, _ in rows]
-        except CorruptStateError as error:
+        except errors.CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
@@ -332,22 +325,22 @@ class SqlStore:
             if changes and changes[0].commit_id == commit.commit_id:
                 return True
             is_whole = row.version - commit.version == len(changes)
-            raise StaleStateError(
+            raise errors.StaleStateError(
                 commit.version, row.version, missed=tuple(decoded(changes) if is_whole else ())
             )
         self._whole.refuse_closed(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
-            raise LockedError(commit.version)
+            raise errors.LockedError(commit.version)
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
             raise refusals.off_the_clock(commit.version, row.version)
         for key, _ in once:
             kept = self.database.run(lambda connection, key=key: self._keys.answer_to(connection, key))  # type: ignore[misc]
             if kept is not None:
-                raise RepeatedError(key, kept)
+                raise errors.RepeatedError(key, kept)
         left_s = row.suspended_until - row.now
         if commit.waits_for_owners and left_s > 0:
             raise refusals.unconfirmed(self._confirmation_window_s, left_s, row.clock_jump_s)
         return False
 
-    def _lost(self, version: int, present: object) -> StateLostError:
+    def _lost(self, version: int, present: object) -> errors.StateLostError:
         return refusals.lost(self.database.address, version, present)
