@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from resource_manager.core.models import Lease
@@ -129,7 +129,7 @@ def short(name: str, most: int = MAX_SHOWN) -> str:
     return f"{name[:half]}…{name[-half:]}"
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     """Return the first names of a list, and how many more there are."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -8,6 +8,7 @@ from dataclasses import replace
 from resource_manager.core.changes import Drained, Resumed
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.identifiers import token_of_key
+from resource_manager.core.names import listed
 from resource_manager.core.node_state import NodeState
 
 UNSEARCHED = "not searched"
@@ -89,7 +90,7 @@ def searched(
 ) -> Iterator[Drained | Resumed]:
     """Yield what a search of a closed node changes: it opens, or its reason names jobs without a lease."""
     if unknown:
-        reason = f"{drained.reason.partition(_FOUND)[0]}{_FOUND}{_listed(sorted(unknown))}"
+        reason = f"{drained.reason.partition(_FOUND)[0]}{_FOUND}{listed(sorted(unknown), MAX_NAMED)}"
         if reason != drained.reason:
             yield replace(drained, reason=reason)
     elif is_complete:
@@ -104,8 +105,3 @@ def without_lease(state: NodeState, keys: Iterable[str]) -> set[str]:
     tokens = {lease.fencing_token for lease in state.leases.values()}
     tokens |= {ended.fencing_token for ended in state.cleaning.values()}
     return {key for key in keys if token_of_key(key) not in tokens}
-
-
-def _listed(jobs: list[str]) -> str:
-    more = len(jobs) - MAX_NAMED
-    return ", ".join(jobs[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

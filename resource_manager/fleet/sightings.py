@@ -17,6 +17,7 @@ from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.identifiers import job_number, number_of_key
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement, has_stored_job
+from resource_manager.core.names import listed
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.transitions import is_of
 
@@ -114,8 +115,7 @@ def partners(state: NodeState, known: Sightings) -> set[str]:
 def gone_in_words(lease: Lease, now: float) -> str:
     """Return how the job is known to be gone: `its agent found no process of it on gpu-c at …`."""
     names = list(dict.fromkeys(member.node for member in lease.members))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"its agent found no process of it on {names[0]}{more} at {to_the_minute(now)}"
+    return f"its agent found no process of it on {listed(names, 1)} at {to_the_minute(now)}"
 
 
 def _is_awaited(lease: Lease) -> bool:

@@ -7,7 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from resource_manager.core.names import listed
+
 logger = logging.getLogger(__name__)
+
+MAX_NAMED = 8
 
 SILENT_INTERVALS = 3
 """Number of an agent's own intervals without a report that it is given at least."""
@@ -97,7 +101,7 @@ class SilenceWatch:
                 "of %d servers that fell silent together, %d report again%s",
                 self._most_held,
                 self._most_held - len(self._held),
-                f"; still silent: {_listed(self._held)}" if self._held else "",
+                f"; still silent: {listed(sorted(self._held), MAX_NAMED)}" if self._held else "",
             )
             self._counted_from.update(dict.fromkeys(self._held, now))
             self._held.clear()
@@ -115,13 +119,5 @@ class SilenceWatch:
             logger.warning(
                 "over half of the watched servers fell silent together (%s): this service or the network is "
                 "the likely cause, so none of them is closed",
-                _listed(self._held),
+                listed(sorted(self._held), MAX_NAMED),
             )
-
-
-MAX_NAMED = 8
-
-
-def _listed(names: Mapping[str, float]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(sorted(names)[:MAX_NAMED]) + more

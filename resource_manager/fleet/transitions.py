@@ -21,7 +21,7 @@ from resource_manager.core.gpu_state import DRAINED, condition_of, leases_on
 from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
-from resource_manager.core.names import name_of, short
+from resource_manager.core.names import listed, name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
 from resource_manager.core.search import is_unsearched
 from resource_manager.fleet.health import Finding, HealthAction, HealthTable, findings
@@ -246,7 +246,8 @@ class _Reading:
     def _server_fault(self) -> str | None:
         pinned = set(self._state.gpu_uuids.values())
         if self._reported.keys() - pinned:
-            return f"{UNKNOWN_UUID}; inventory: {_listed(pinned)}; server: {_listed(self._reported)}"
+            here, there = (listed(sorted(uuids), MAX_LISTED) for uuids in (pinned, self._reported))
+            return f"{UNKNOWN_UUID}; inventory: {here}; server: {there}"
         for gpu_id, uuid in self._state.gpu_uuids.items():
             gpu = self._reported.get(uuid)
             for finding in self._findings(gpu_id, gpu) if gpu is not None else ():
@@ -328,9 +329,3 @@ def _named(process: ProcessReport) -> str:
     return f"pid {process.pid} of {short(process.user or 'unknown', MAX_NAME)}" + (
         f": {command}" if command else ""
     )
-
-
-def _listed(uuids: set[str] | dict[str, GpuReport]) -> str:
-    found = sorted(uuids)
-    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-    return ", ".join(found[:MAX_LISTED]) + more

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window, as_text
+from resource_manager.core.names import listed
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.demand import complaint, in_words
@@ -125,10 +126,9 @@ def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> Ma
 def _in_words(window: Window) -> str:
     weekly = " every week" if window.every_s is not None else ""
     why = f": {window.reason}" if window.reason else ""
-    more = f" and {len(window.servers) - MAX_NAMED} more" if len(window.servers) > MAX_NAMED else ""
     return (
         f"window {window.window_id}{weekly} from {as_text(window.begin)} until {as_text(window.end)} "
-        f"on {', '.join(window.servers[:MAX_NAMED])}{more}{why}"
+        f"on {listed(window.servers, MAX_NAMED)}{why}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node
+from resource_manager.core.names import listed
 from resource_manager.errors import CorruptStateError, SettingsError, StateLostError
 from resource_manager.manager.cluster_change import NO_OPTIONS, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, settings_of
@@ -68,5 +69,4 @@ def _require_same(
             raise SettingsError(f"{name} is {stored!r} in the store, not {given!r}: {HOW_TO_CHANGE}")
     found = plan(cluster, ClusterDefinition(nodes=stated.nodes), NO_OPTIONS, now).lines
     if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise SettingsError(f"the store has another inventory ({found[0]}{more}): {HOW_TO_CHANGE}")
+        raise SettingsError(f"the store has another inventory ({listed(found, 1)}): {HOW_TO_CHANGE}")

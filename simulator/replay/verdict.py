@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from resource_manager.core.names import listed
 from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.present.units import duration, instead_of
@@ -145,9 +146,8 @@ def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str
             and is_above(*(_of_seeds(waits[group]) for waits in both[::sign]))
         ]
         groups.sort(key=lambda group: -abs(changes[group]))
-        who = [f"{group} ({instead_of(now[group], before[group])})" for group in groups[:MAX_GROUPS]]
-        more = f" and {len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
-        found.append(f"{words}: {', '.join(who)}{more}" if who else f"{words}: none")
+        who = [f"{group} ({instead_of(now[group], before[group])})" for group in groups]
+        found.append(f"{words}: {listed(who, MAX_GROUPS) or 'none'}")
     return [f"Under {name} these wait {'; these wait '.join(found)}."] if changes else []
 
 
