@@ -20,11 +20,7 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
-from resource_manager.errors import (
-    CorruptStateError,
-    InvalidRequestError,
-    ResourceManagerError,
-)
+from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.fleet.job_places import place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned

@@ -7,14 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
-from resource_manager.jobs.launchers import (
-    Job,
-    Launcher,
-    LauncherError,
-    job_key,
-    open_at,
-    terminal,
-)
+from resource_manager.jobs.launchers import Job, Launcher, LauncherError, job_key, open_at, terminal
 from resource_manager.jobs.launchers.devices import with_share
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import (
-    Any,  # typing's own is not read by pydantic before 3.12
-)
+from typing import Any  # typing's own is not read by pydantic before 3.12
 
 from typing_extensions import TypedDict
 

@@ -24,12 +24,7 @@ from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival, LagWalk
 from resource_manager.scheduling.reasons.lease_ends import DrawnEnds
-from resource_manager.scheduling.reasons.runtime_quantiles import (
-    COVERED,
-    Coverage,
-    RuntimeModel,
-    RunWalk,
-)
+from resource_manager.scheduling.reasons.runtime_quantiles import COVERED, Coverage, RuntimeModel, RunWalk
 from resource_manager.scheduling.reasons.start_estimates import RISK, Start, forecast_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store

@@ -20,27 +20,13 @@ from resource_manager.core.changes import (
     new_released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    MAX_RENEWAL_S,
-    JobPlace,
-    Lease,
-    has_stored_job,
-)
+from resource_manager.core.models import MAX_RENEWAL_S, JobPlace, Lease, has_stored_job
 from resource_manager.core.names import is_hold, name_of, short
-from resource_manager.errors import (
-    InvalidRequestError,
-    JobPlacedError,
-    LeaseNotFoundError,
-    OtherOwnerError,
-)
+from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNotFoundError, OtherOwnerError
 from resource_manager.scheduling.preemption.preempting import preemption_of
 from resource_manager.scheduling.preemption.requeueing import outcome_of, overdue, requeued
 from resource_manager.scheduling.queue.giving_back import given_back
-from resource_manager.scheduling.queue.runtime_limits import (
-    preempted_at_limit,
-    reached,
-    renewed_until,
-)
+from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit, reached, renewed_until
 from resource_manager.scheduling.queue.windows import ending
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 

@@ -12,12 +12,7 @@ from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.slurm.trigger import end_unless_wanted
-from resource_manager.airflow.task_demand import (
-    check_duration,
-    end_lease,
-    is_literal,
-    owner_of,
-)
+from resource_manager.airflow.task_demand import check_duration, end_lease, is_literal, owner_of
 from resource_manager.airflow.task_results import drop_collected, drop_end, kept_end
 from resource_manager.airflow.task_state import identity_of, is_wanted
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd

@@ -8,12 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers.base import (
-    JobSignals,
-    Launcher,
-    LauncherError,
-    LauncherUnreachableError,
-)
+from resource_manager.jobs.launchers.base import JobSignals, Launcher, LauncherError, LauncherUnreachableError
 
 
 def _local(place: JobPlace) -> Launcher:

@@ -6,14 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import (
-    FreeCapacity,
-    fits,
-    is_short,
-    of_islands,
-    total_capacity,
-    usable_gpus,
-)
+from resource_manager.core.fit import FreeCapacity, fits, is_short, of_islands, total_capacity, usable_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request, Spread
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.node_masks import (

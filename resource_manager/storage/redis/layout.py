@@ -15,12 +15,7 @@ from resource_manager.core import changes
 from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.failed_starts import (
-    MAX_FAILED_STARTS,
-    FailedStarts,
-    in_order,
-    remembered,
-)
+from resource_manager.core.failed_starts import MAX_FAILED_STARTS, FailedStarts, in_order, remembered
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Node
