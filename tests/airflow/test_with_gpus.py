@@ -425,6 +425,21 @@ def test_the_log_names_a_trigger_that_cannot_end_what_it_watches(manager, connec
     )
 
 
+def test_an_operator_that_was_cleared_while_it_waited_goes_on_after_its_deferral(manager):
+    for number in range(4):
+        manager.allocate_resources(f"holds-{number}", 8, 1)
+    operator = made(Defers)
+    for try_number in (1, 2):
+        with pytest.raises(TaskDeferred) as waits:
+            operator.execute(context_of(try_number=try_number))
+    manager.release_resources("holds-0")
+    granted = {"event": {"state": "granted"}}
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.resume_execution(waits.value.method_name, granted, context_of(try_number=2))
+    event = fired(deferred.value)
+    assert resumed(operator, deferred.value, event, context_of(try_number=2))[0] == {"found": "value"}
+
+
 def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
     _, deferred = deferred_by(manager, "ends")
     assert isinstance(fired(deferred), TaskSuccessEvent)

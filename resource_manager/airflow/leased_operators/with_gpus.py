@@ -128,7 +128,8 @@ class LeasedOperator(RunsInWorker):
         step: dict[str, Any] = {"method": method, "arguments": arguments}
         with outlasting_outages(self, "execute_resumed", event, **step):
             manager = self.manager
-            allocation = self._lease_of_this_try(context, manager)
+            # Its label may name an earlier try, which was cleared while it waited.
+            allocation = self._lease_of_task(context, manager)
         if allocation is None or allocation["fencing_token"] != event["fencing_token"]:
             why = event.get("error", {}).get("error", "")
             raise AirflowException(
@@ -147,21 +148,19 @@ class LeasedOperator(RunsInWorker):
         if next_method == "__fail__":
             try:
                 manager = self.manager
-                allocation = self._lease_of_this_try(context, manager)
-                if allocation is not None:
+                allocation = self._lease_of_task(context, manager)
+                this_try = str(context["ti"].try_number)
+                if allocation is not None and allocation["labels"].get(TRY_LABEL) == this_try:
                     reason = _reason_of(next_kwargs or {})
                     self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason)
             except Exception as error:  # the task has failed for another reason
                 self.log.warning("the lease was not released and will expire: %s", error)
         return super().resume_execution(next_method, next_kwargs, context)
 
-    def _lease_of_this_try(self, context: Any, manager: LeaseService) -> Allocation | None:
+    def _lease_of_task(self, context: Any, manager: LeaseService) -> Allocation | None:
         identity, _ = identity_of(context)
         entry = manager.status_of(identity.lease_id)
-        if entry is None or entry["state"] == "WAITING":
-            return None
-        is_own = entry["labels"].get(TRY_LABEL) == str(context["ti"].try_number)
-        return entry if is_own else None
+        return None if entry is None or entry["state"] == "WAITING" else entry
 
 
 def _reason_of(error: Mapping[str, Any]) -> str:
