@@ -90,9 +90,9 @@ def check_partial(arguments: Mapping[str, Any]) -> None:
     check_duration(operator, "max_wait", arguments.get("max_wait"))
 
 
-def check_duration(operator: str, name: str, value: timedelta | None) -> None:
-    """Raise `TypeError` for anything but a `timedelta` or None."""
-    if value is not None and not isinstance(value, timedelta):
+def check_duration(operator: str, name: str, value: timedelta | None, *, none: bool = True) -> None:
+    """Raise `TypeError` for anything but a `timedelta` or, where that is allowed, None."""
+    if not (none and value is None) and not isinstance(value, timedelta):
         raise TypeError(f"{operator}: {name} must be a timedelta, got {value!r}")
 
 

@@ -572,6 +572,11 @@ def test_templates_are_left_for_the_task(way):
         ),
         ({"max_wait": 60}, "t: max_wait must be a timedelta, got 60"),
         ({"unreachable_timeout": "1h"}, "t: unreachable_timeout must be a timedelta, got '1h'"),
+        ({"unreachable_timeout": None}, "t: unreachable_timeout must be a timedelta, got None"),
+        (
+            {"launcher": "docker", "image": "train:1", "container": {"restart_policy": {"Name": "always"}}},
+            "t: container: leave out restart_policy",
+        ),
         ({"env": "A=1"}, "t: env must be a dictionary, got a str"),
         ({"launcher": "docker", "image": "train:1", "container": ["ipc"]}, "t: container must be a dict"),
         ({"start_attempts": 0}, "t: start_attempts must be 1 or more, got 0"),

@@ -280,7 +280,7 @@ def _check_job(operator: str, given: Mapping[str, Any]) -> None:
 
     Those that are not there are given when a task is mapped. `operator` begins the error.
     """
-    check_duration(operator, "unreachable_timeout", given.get("unreachable_timeout"))
+    check_duration(operator, "unreachable_timeout", given.get("unreachable_timeout", timedelta()), none=False)
     for name in DICTIONARIES:
         value = given.get(name)
         if value and is_literal(value) and not isinstance(value, Mapping):
@@ -303,7 +303,12 @@ def _check_job(operator: str, given: Mapping[str, Any]) -> None:
         raise ValueError(f"{operator}: launcher must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
     if given.get("slurm") and launcher != slurm_task.NAME:
         raise ValueError(f"{operator}: slurm is for launcher={slurm_task.NAME!r}, got {launcher!r}")
-    if given.get("container") and launcher not in ("", "docker"):
+    container = given.get("container")
+    if isinstance(container, Mapping) and "restart_policy" in container:
+        raise ValueError(
+            f"{operator}: container: leave out restart_policy, since a job's end frees its GPUs: set retries"
+        )
+    if container and launcher not in ("", "docker"):
         raise ValueError(f"{operator}: container is for launcher='docker', got {launcher!r}")
     try:
         if "image" in given or launcher != "docker":

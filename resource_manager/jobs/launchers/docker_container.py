@@ -40,6 +40,7 @@ def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
         options["devices"] = [f"{path}:{path}:rwm" for path in files]
     options |= job.container
     options.pop("auto_remove", None)  # `stop` does it: before, the container is what tells that the job ran
+    options.pop("restart_policy", None)  # the GPUs of a job that has ended may be others'
     if isinstance(binds := options.get("binds", []), list):
         options["binds"] = [*binds, f"{volume_of(job.key)}:{OWN_DIRECTORY}:rw"]
     return options

@@ -238,8 +238,9 @@ def test_a_log_that_the_engine_cannot_read_is_reported_unreachable(launcher, job
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", ["docker"], indirect=True)
-def test_a_container_that_was_to_remove_itself_runs_once(launcher, job):
-    started = job("exit 3", container={"auto_remove": True})
+@pytest.mark.parametrize("options", [{"auto_remove": True}, {"restart_policy": {"Name": "always"}}])
+def test_a_container_that_was_to_remove_or_restart_itself_runs_once(launcher, job, options):
+    started = job("exit 3", container=options)
     launcher.start(started)
     wait_for(lambda: launcher.status(started.key) == JobStatus(JobState.FINISHED, 3))
     assert not launcher.start(started)
