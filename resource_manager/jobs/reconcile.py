@@ -27,7 +27,7 @@ from resource_manager.manager.results import Allocation, ReleaseResult, Submissi
 logger = logging.getLogger(__name__)
 
 RUN_SCOPE = "run"
-"""Label `scope` of a lease that lives until its whole DAG run has ended, not only its task."""
+"""Label `scope` of a lease that lives, once it is granted, until its whole DAG run has ended."""
 
 PROCESS_SCOPE = "process"
 """Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
@@ -109,9 +109,11 @@ def end(
     if entry["state"] == "WAITING":
         if manager.cancel(task_id, sequence=entry["sequence"]):
             return _action(entry, ActionKind.CANCELLED, "it was pending")
-        if (granted := _as_it_is(manager, entry)) is not None:
-            return end(manager, granted, outcome, reason=reason, failed_nodes=failed_nodes)
-        return _action(entry, ActionKind.GONE_BEFORE, "it was pending")
+        if (granted := _as_it_is(manager, entry)) is None:
+            return _action(entry, ActionKind.GONE_BEFORE, "it was pending")
+        if task_of(granted) != task_of(entry):  # other tasks may use it since its own was looked at
+            return _action(entry, ActionKind.KEPT, "it was granted meanwhile, to all tasks of its run")
+        return end(manager, granted, outcome, reason=reason, failed_nodes=failed_nodes)
     if entry["labels"].get("scope") == PROCESS_SCOPE:  # which may outlive the end of its task in Airflow
         return _action(entry, ActionKind.KEPT, "its process may still run; the lease expires after it")
     job, detail, known = GangJob.of(entry), "it had no job", JobEnd.UNKNOWN
@@ -175,8 +177,12 @@ def stop_job(entry: Mapping[str, Any]) -> Action:
 
 
 def task_of(entry: Mapping[str, Any]) -> TaskIdentity | None:
-    """Return the task instance that ends with its lease; None if there is none, or it is a whole run's."""
-    return None if entry["labels"].get("scope") == RUN_SCOPE else TaskIdentity.from_labels(entry["labels"])
+    """Return the task instance that ends with its lease; None if there is none, or it is a whole run's.
+
+    A request that is pending is its own task's: nobody else would take the lease over.
+    """
+    is_of_run = entry["labels"].get("scope") == RUN_SCOPE and entry["state"] != "WAITING"
+    return None if is_of_run else TaskIdentity.from_labels(entry["labels"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +217,7 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
         if entry["state"] == "ERROR" and TaskIdentity.from_labels(entry["labels"]) is None:
             actions += _end_if_over(manager, entry)
     for entry, identity in owned:
-        if entry["labels"].get("scope") == RUN_SCOPE:
+        if task_of(entry) is None:
             wanted = run_is_unfinished(identity.dag_id, identity.run_id)
         else:
             wanted = identity in unfinished

@@ -193,6 +193,29 @@ def test_a_lease_of_a_run_lives_until_the_run_has_ended(manager):
     assert (action.action, action.detail) == ("released", "it had no job")
 
 
+@pytest.mark.parametrize("begins", ["waits", "is granted"])
+def test_a_pending_request_for_a_lease_of_a_run_is_its_own_tasks(manager, begins):
+    """If it is granted while the tasks are looked at, others of the run may use it by then."""
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    task = identity("allocate")
+    submit(manager, task, scope="run")
+    assert reconcile(manager, States(unfinished=[task])) == []
+
+    class Ended(States):
+        def unfinished(self, identities):
+            if begins == "is granted":
+                manager.release_resources("holds0")
+            return set()
+
+    (action,) = reconcile(manager, Ended(runs=[("d", "r")]))
+    granted = [lease["task_id"] for lease in manager.leases() if lease["task_id"] == task.lease_id]
+    if begins == "waits":
+        assert (action.action, manager.queue(), granted) == ("cancelled", [], [])
+    else:
+        assert (action.action, granted) == ("kept", [task.lease_id])
+
+
 def test_a_lease_of_a_process_is_left_to_expire(manager):
     """A worker learns some seconds later that its task was ended; until then its process uses the GPUs."""
     submit(manager, identity("python"), scope="process")
