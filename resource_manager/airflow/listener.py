@@ -22,6 +22,7 @@ from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.task_results import drop_collected, drop_end
 from resource_manager.core.announced import run_of
 from resource_manager.jobs import reconcile
+from resource_manager.jobs.airflow_api import ENDED_RUN_STATES
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
 from resource_manager.manager.commit.asking import asked_by
@@ -110,8 +111,7 @@ def _task_ended(task_instance: Any) -> None:
     def end(manager: LeaseService) -> None:
         ended = replace(identity, instance=instance_id())
         entry = manager.status_of(ended.lease_id)
-        is_own = entry is not None and TaskIdentity.from_labels(entry["labels"]) == ended
-        if entry is not None and is_own and entry["labels"].get("scope") != reconcile.RUN_SCOPE:
+        if entry is not None and reconcile.task_of(entry) == ended:
             _end(manager, entry, ended.by)
         drop_end(ended)  # no try will collect it
 
@@ -119,6 +119,8 @@ def _task_ended(task_instance: Any) -> None:
 
 
 def _run_ended(dag_run: Any) -> None:
+    if str(dag_run.state) not in ENDED_RUN_STATES:  # a user has marked it, and teardowns are left
+        return
     dag_id, run_id = dag_run.dag_id, dag_run.run_id
 
     def end(manager: LeaseService) -> None:

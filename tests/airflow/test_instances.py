@@ -37,7 +37,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.task_state import identity_of
-    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, TaskDeferred
     from tests.airflow.asking import ask
 
 from resource_manager import GPUResourceManager
@@ -68,7 +68,7 @@ TASK = SimpleNamespace(
     state="failed",
     xcom_push=lambda key, value: None,
 )
-RUN = SimpleNamespace(dag_id="etl", run_id="nightly")
+RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="failed")
 
 
 class NothingGoesOn:
@@ -264,6 +264,27 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
     assert held(manager) == {ours["task_id"]}, "an Airflow without an instance id ends no lease"
     with instance("production"):
         after_the_listener(lambda: listener.on_dag_run_success(RUN, ""))
+    assert held(manager) == set()
+
+
+def test_a_task_that_was_ended_while_it_waited_for_a_lease_of_its_run_waits_no_more(manager, instance):
+    for number in range(4):
+        manager.submit(f"holds-{number}", 8, 1)
+    with instance("staging"):
+        with pytest.raises(TaskDeferred):
+            allocate()
+        after_the_listener(lambda: listener.on_task_instance_failed(None, TASK, "ended by a user"))
+    assert manager.queue() == []
+
+
+def test_a_run_that_a_user_has_marked_keeps_its_lease_until_its_teardowns_are_over(manager, instance):
+    """Airflow calls the listener at once, and leaves the run running for them."""
+    with instance("staging"):
+        lease = allocate()
+        marked = SimpleNamespace(**{**vars(RUN), "state": "running"})
+        after_the_listener(lambda: listener.on_dag_run_failed(marked, "Dag Run's state was manually set"))
+        assert held(manager) == {lease["task_id"]}
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "its last teardown is over"))
     assert held(manager) == set()
 
 
