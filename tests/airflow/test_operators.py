@@ -275,7 +275,11 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, connect, gpu_lau
         (OSError("no answer"), None, ""),
     ],
 )
-def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(manager, work, more, outcome):
+def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
+    manager, monkeypatch, work, more, outcome
+):
+    """If not, a user may have ended a task, whose process has some seconds until the GPUs are free."""
+    monkeypatch.setattr(lease, "ENDING_S", 0.2)
     with DAG("d") as dag, gpu_lease(gpus=2):
         BaseOperator(task_id="work") >> BaseOperator(task_id="more")
     allocated = replace(TASK, task_id="gpu_lease.allocate")
@@ -291,9 +295,47 @@ def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(manager,
     release: Any = dag.get_task("gpu_lease.release")
     release.lease = manager.leases()[0]
     of_release = replace(TASK, task_id="gpu_lease.release")
-    release.execute(context_of(of_release, get_task_states=get_task_states))
+    context = context_of(of_release, get_task_states=get_task_states)
+    if outcome:
+        release.execute(context)
+    else:
+        waits = deferral(lambda: release.execute(context))
+        event = fire(waits.trigger)
+        assert len(manager.leases()) == 1
+        getattr(release, waits.method_name)(context, event=event)
     (ended,) = [change for change in manager.history() if change["change"] == "released"]
     assert ended.get("outcome", "") == outcome
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_a_release_waits_for_no_process_where_an_agent_sees_it(manager):
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work")
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    release: Any = dag.get_task("gpu_lease.release")
+    release.lease = allocate.execute(context_of())
+    report_of(manager)
+    release.execute(context_of(get_task_states=lambda **_: {"r": {"work": "failed"}}))
+    assert manager.leases() == []
+
+
+def test_a_task_of_a_lease_that_has_ended_is_refused(manager):
+    """Who clears a task alone, after the release, gets none of the GPUs, which may be others' by then."""
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work")
+        BaseOperator(task_id="clean").as_teardown()
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    allocation = allocate.execute(context_of())
+    manager.release_resources(allocation["task_id"])
+    allocate.execute(context_of())
+    for task_id, error in (
+        ("gpu_lease.work", pytest.raises(AirflowFailException, match=r"clear gpu_lease\.allocate, too")),
+        ("gpu_lease.clean", pytest.raises(NotImplementedError)),
+    ):
+        task: Any = dag.get_task(task_id)
+        lease.join_lease(SimpleNamespace(task=task, xcom_pull=lambda task_ids: allocation))
+        with error:
+            task.execute(context_of())
 
 
 def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():

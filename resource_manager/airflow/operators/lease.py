@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, XComArg
@@ -15,6 +16,8 @@ from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_demand import end_entry
 from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.base import MIN_DEFERRAL_S
+from resource_manager.airflow.task_trigger.waits import AnswerTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.changes import Outcome
@@ -24,8 +27,13 @@ from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.plurals import numbered_gpus
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, Submission
+
+ENDING_S = MIN_DEFERRAL_S + 5.0
+"""Longest life of the process of a task that a user ended: to its supervisor's next heartbeat, then SIGTERM
+and after 5 s SIGKILL."""
 
 MEMBERS = "members"
 """XCom of `GPUAllocateOperator` with the members of its lease."""
@@ -86,19 +94,29 @@ class GPUReleaseOperator(BaseOperator):
     def execute_release(self, context: Any, event: dict[str, Any]) -> None:
         """End the lease, unless it has ended."""
         manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
-        entry = manager.status_of(self.lease["task_id"])
-        if entry is None or entry.get("fencing_token") != self.lease["fencing_token"]:
+        entry = _entry_of(manager, self.lease)
+        if entry is None:
             self.log.info("the lease had already ended")
             return
         identity, _ = identity_of(context)
         _require_dag(entry, identity)
-        end_entry(manager, entry, self._outcome(context, entry, identity))
+        outcome, may_run = self._outcome(context, entry, identity)
+        if may_run and "has_waited" not in event and not _all_watched(manager, entry):
+            self.log.info("a user may have ended a task of the lease, whose process has %g s", ENDING_S)
+            trigger = AnswerTrigger({"has_waited": True}, self.gpu_conn_id, ENDING_S)
+            self.defer(trigger=trigger, method_name="execute_release")
+        end_entry(manager, entry, outcome)
 
-    def _outcome(self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity) -> Outcome | None:
-        """Return SUCCESS if all tasks between the allocation and this release succeeded, else None."""
+    def _outcome(
+        self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity
+    ) -> tuple[Outcome | None, bool]:
+        """Return SUCCESS if all tasks between the allocation and this release succeeded, else None.
+
+        With it comes whether a process of one may still run, as a user may have ended that task.
+        """
         labels = entry["labels"]
         if (labels.get("dag_id"), labels.get("run_id")) != (identity.dag_id, identity.run_id):
-            return None
+            return None, False
         try:
             between = [
                 task.task_id
@@ -108,8 +126,27 @@ class GPUReleaseOperator(BaseOperator):
             succeeded = all(_succeeded(context["ti"], task_id) for task_id in between)
         except Exception as error:  # the lease ends all the same
             self.log.warning("it is unknown how the tasks of the lease ended: %s", error)
-            return None
-        return Outcome.SUCCESS if between and succeeded else None
+            return None, True
+        return Outcome.SUCCESS if between and succeeded else None, not succeeded
+
+
+def _entry_of(manager: LeaseService, allocation: Mapping[str, Any]) -> Submission | None:
+    """Return the lease of an allocation as it is now, None if it has ended."""
+    entry = manager.status_of(allocation["task_id"])
+    is_there = entry is not None and entry.get("fencing_token") == allocation["fencing_token"]
+    return entry if is_there else None
+
+
+def _refuse(allocate: str, context: Any) -> None:
+    raise AirflowFailException(
+        f"the lease of this task's gpu_lease has ended, its GPUs may be others' by now: clear {allocate}, too"
+    )
+
+
+def _all_watched(manager: LeaseService, entry: Mapping[str, Any]) -> bool:
+    """Return whether agents see what is on the lease's GPUs: they are granted again once it is gone."""
+    watched = {server["server_name"] for server in manager.servers() if server["watched"]}
+    return watched.issuperset(member["server_name"] for member in entry["members"])
 
 
 def _require_dag(entry: Mapping[str, Any], identity: TaskIdentity) -> None:
@@ -147,9 +184,14 @@ def join_lease(task_instance: Any) -> None:
     mapped = next(allocate.iter_mapped_task_groups(), None) is not None
     index = {"map_indexes": task_instance.map_index} if mapped else {}
     allocation = task_instance.xcom_pull(task_ids=allocate.task_id, **index)
-    if allocation:
-        register_process(allocation["task_id"], allocation["fencing_token"])
-        warn_when_idle(GPUManagerHook(allocate.gpu_conn_id).get_conn(), allocation, allocate.log)
+    if not allocation:
+        return
+    register_process(allocation["task_id"], allocation["fencing_token"])
+    manager = GPUManagerHook(allocate.gpu_conn_id).get_conn()
+    warn_when_idle(manager, allocation, allocate.log)
+    if not (task_instance.task.is_teardown or _entry_of(manager, allocation)):
+        # What is raised here is only logged.
+        task_instance.task.execute = partial(_refuse, allocate.task_id)
 
 
 def _allocate_around(task: Any) -> Any:

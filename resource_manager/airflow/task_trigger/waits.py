@@ -203,14 +203,18 @@ class LeaseEndTrigger(TaskBoundTrigger):
 
 
 class AnswerTrigger(PlainTrigger):
-    """Fire with the given event once the manager answers."""
+    """Fire with the given event once the manager answers, after `pause_s` at the earliest."""
 
-    def __init__(self, event: Mapping[str, Any], gpu_conn_id: str = DEFAULT_CONNECTION) -> None:
-        super().__init__(event=dict(event), gpu_conn_id=gpu_conn_id)
+    def __init__(
+        self, event: Mapping[str, Any], gpu_conn_id: str = DEFAULT_CONNECTION, pause_s: float = 0.0
+    ) -> None:
+        super().__init__(event=dict(event), gpu_conn_id=gpu_conn_id, pause_s=pause_s)
         self.event = dict(event)
         self.gpu_conn_id = gpu_conn_id
+        self.pause_s = pause_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.sleep(self.pause_s)
         while not await self._is_answered():
             await asyncio.sleep(base.OUTAGE_POLL_S)
         yield await self._fire(self.event)
