@@ -39,9 +39,8 @@ from resource_manager.manager.results import Allocation, ReleaseResult
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 
-TRY_LABEL = "try_number"
-"""Label of a lease with the number of the try that requested it."""
-
+TRY_LABEL = "try"
+"""Label of a lease with the try that requested it."""
 
 STOP_S = 15.0
 """Time in which what an operator started elsewhere should be ended, once its lease is lost."""
@@ -96,7 +95,7 @@ class RunsInWorker(HoldsLease):
     def _granted(self, context: Any, manager: LeaseService, granted_to_this_try: bool) -> Allocation:
         """Return this try's allocation, on this worker's server; defer for as long as there is none."""
         identity, plain_identity = identity_of(context)
-        this_try = str(context["ti"].try_number)
+        this_try = try_of(context)
         where = self.server_of_worker(manager)
         status = self.lease(context, manager, labels={TRY_LABEL: this_try, **self.labels_of_lease()}, **where)
         if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
@@ -218,6 +217,11 @@ class RunsInWorker(HoldsLease):
             released(manager, allocation, outcome=outcome, reason=reason, **how)
         except ResourceManagerError as error:  # a failed release must not hide the work's own result
             self.log.warning("the lease was not released, as far as is known, and will expire: %s", error)
+
+
+def try_of(context: Any) -> str:
+    """Return the number of a try and Airflow's id of it: a run that is made again counts from 1 again."""
+    return f"{context['ti'].try_number}:{context['ti'].id}"
 
 
 def released(manager: LeaseService, allocation: Allocation, **how: Any) -> ReleaseResult:

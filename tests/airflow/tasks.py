@@ -23,7 +23,14 @@ TASK = TaskIdentity("test", "d", "r", "t")
 
 def context_of(identity=TASK, **more):
     """Return the context in which Airflow calls an operator, as far as ours read it."""
-    own = {"try_number": 1, "max_tries": 0, "xcom_push": lambda **_: None, **asdict(identity), **more}
+    own = {
+        "try_number": 1,
+        "id": "a",
+        "max_tries": 0,
+        "xcom_push": lambda **_: None,
+        **asdict(identity),
+        **more,
+    }
     return {"ti": SimpleNamespace(**own)}
 
 

@@ -229,9 +229,7 @@ def test_a_failure_releases_the_gpus_and_a_retry_waits_for_a_lost_try(manager):
     with pytest.raises(AirflowException):
         made(BashOperator, bash_command="exit 3").execute(context_of())
     assert end_of(manager) == ("FAILED", "exit code 3")
-    manager.submit(
-        LEASE, 2, 1, labels={**TASK.labels, "try_number": "1", "scope": "process"}, ttl=60, owner=""
-    )
+    manager.submit(LEASE, 2, 1, labels={**TASK.labels, "try": "1:a", "scope": "process"}, ttl=60, owner="")
     with pytest.raises(TaskDeferred) as deferred:
         made(BashOperator, bash_command="true").execute(context_of(try_number=2))
     assert isinstance(deferred.value.trigger, LeaseEndTrigger)
@@ -423,6 +421,16 @@ def test_the_log_names_a_trigger_that_cannot_end_what_it_watches(manager, connec
         "one of its GPUs failed: x; end what it started by hand: it may still run, as Waits has no on_kill"
         in said
     )
+
+
+def test_a_run_that_is_made_again_does_not_work_beside_that_of_the_deleted_one(manager):
+    def deleted_and_made_again():
+        with pytest.raises(TaskDeferred) as deferred:
+            made(BashOperator, bash_command="true").execute(context_of(id="of the new run"))
+        return type(deferred.value.trigger)
+
+    operator = made(PythonOperator, python_callable=deleted_and_made_again)
+    assert operator.execute(context_of()) is LeaseEndTrigger
 
 
 def test_an_operator_that_was_cleared_while_it_waited_goes_on_after_its_deferral(manager):

@@ -146,7 +146,7 @@ def operator_of(kind: str) -> Any:
 
 def live(operator: Any, try_number: int) -> Any:
     """Go through all steps of one try; return what the task returns."""
-    own = {"try_number": try_number, "max_tries": 5, "xcom_push": push, "map_index": -1, **asdict(TASK)}
+    own = {"try_number": try_number, "id": "a", "max_tries": 5, "xcom_push": push, **asdict(TASK)}
     context = {"ti": SimpleNamespace(**own)}
     step: Callable[[], Any] = lambda: operator.execute(context)  # noqa: E731
     while True:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from airflow.sdk import BaseOperator
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of
+from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of, try_of
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
 from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeepingTrigger
 from resource_manager.airflow.links import ConsoleLink
@@ -149,8 +149,7 @@ class LeasedOperator(RunsInWorker):
             try:
                 manager = self.manager
                 allocation = self._lease_of_task(context, manager)
-                this_try = str(context["ti"].try_number)
-                if allocation is not None and allocation["labels"].get(TRY_LABEL) == this_try:
+                if allocation is not None and allocation["labels"].get(TRY_LABEL) == try_of(context):
                     reason = _reason_of(next_kwargs or {})
                     self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason)
             except Exception as error:  # the task has failed for another reason
