@@ -24,7 +24,6 @@ from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, 
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import tokens_file_option
 from resource_manager.rest.private_file import secret_in
-from resource_manager.rest.tokens import TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.rest.chores import Chore
@@ -45,6 +44,14 @@ SWITCH_S = 0.001
 """Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
 
 
+def _proxy_address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Return the address as connections have it: a name would be that of none, and nobody would be told."""
+    try:
+        return str(ip_address(text)) if text and text != "*" else text
+    except ValueError as error:
+        raise click.BadParameter(f"must be an address such as 127.0.0.1, got {text!r}") from error
+
+
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=5000, show_default=True)
@@ -63,7 +70,11 @@ SWITCH_S = 0.001
 @airflow_options(required=False)
 @click.option("--insecure", is_flag=True, help="Without tokens, allow everything to all who can connect.")
 @click.option("--behind-https", is_flag=True, help="Send session cookies over HTTPS only.")
-@click.option("--trusted-proxy", help="Address of the reverse proxy whose X-Forwarded-For is trusted.")
+@click.option(
+    "--trusted-proxy",
+    callback=_proxy_address,
+    help="Address of the reverse proxy whose X-Forwarded-For is trusted.",
+)
 @click.option(
     "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, else json."
 )
@@ -137,7 +148,8 @@ def serve(
         _add_example(settings)
     manager = target.on_store()
     has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
-    opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
+    has_tokens = bool(kept.tokens.read())  # with a sign-on, too: a broken file of tokens is told now
+    opening = "" if has_tokens or has_sign_on else _opening(host, insecure)
     notice_key = secret_in(notice_secret)
     records: list[Chore] = [("session secret", SECRET_S, kept.keep_secret)]
     if archive is not None:
@@ -167,14 +179,18 @@ def serve(
             "this machine" if opening == "loopback" else "this address",
         )
     app = create_app(service, secure_cookies=behind_https)
-    server = bounded_server(
-        app,
-        host,
-        port,
-        threads=threads + max_streams,
-        max_per_address=max_connections_per_address,
-        trusted_proxy=trusted_proxy,
-    )
+    try:
+        server = bounded_server(
+            app,
+            host,
+            port,
+            threads=threads + max_streams,
+            max_per_address=max_connections_per_address,
+            trusted_proxy=trusted_proxy,
+        )
+    except (OSError, ValueError) as error:  # such as a port in use
+        why = getattr(error, "strerror", None) or error
+        raise Failure(f"--host {host} --port {port}: {why}", BAD_INPUT) from error
     if not _serve(server, service, notice_key, records):
         leave(0)
 
@@ -194,13 +210,11 @@ def _add_example(settings: Settings) -> None:
     GPUResourceManager(settings, inventory=default_inventory()).close()
 
 
-def _opening(store: TokenStore, host: str, insecure: bool) -> str:
-    """Return who needs no token: "" (none) if tokens exist, else "loopback", or "everyone" if insecure.
+def _opening(host: str, insecure: bool) -> str:
+    """Return who may call a service without tokens: "loopback", or "everyone" if insecure.
 
-    Raises `Failure` for an address that other machines can reach without tokens.
+    Raises `Failure` for an address that other machines can reach.
     """
-    if store.read():
-        return ""
     if insecure:
         return "everyone"
     if not _is_loopback(host):

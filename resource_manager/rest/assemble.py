@@ -185,7 +185,9 @@ def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:
     try:
         secret = PrivateFile(folder / "session-secret", secret=True).create(secrets.token_hex(32)).strip()
         if secret:
-            return secret, SessionFile(folder / "sessions.json")
+            sessions = SessionFile(folder / "sessions.json")
+            sessions.is_live("", "")  # so that a file that others may have written is told at the start
+            return secret, sessions
     except OSError:
         pass
     return secrets.token_hex(32), MemorySessions()

@@ -47,7 +47,7 @@ class PrivateFile:
     def read(self) -> str | None:
         """Return the text, or None without the file; raises `SettingsError` if others may have written it."""
         try:
-            stream = self.path.open(encoding="utf-8")
+            stream = self.path.open(encoding="utf-8-sig")  # editors of Windows begin it with a mark
         except FileNotFoundError:
             return None
         with stream:
@@ -63,7 +63,10 @@ class PrivateFile:
                     f"{self.path} may be {verb} by others (mode {stat.S_IMODE(found.st_mode):o}): "
                     "if you trust what is in it, chmod 600, else remove it"
                 )
-            return stream.read()
+            try:
+                return stream.read()
+            except UnicodeDecodeError as error:
+                raise SettingsError(f"{self.path} is not UTF-8 text: {error}") from error
 
     def create(self, text: str) -> str:
         """Write the text if there is no file yet; return what is in the file then."""

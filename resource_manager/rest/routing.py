@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from resource_manager.errors import StoreError
+from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager.commit.asking import as_caller, asked_by
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
@@ -211,7 +211,7 @@ def admit(service: Service, role: Role | None) -> Identity | None:
         identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
     except auth.ExpiredTokenError as error:
         expired = error
-    except StoreError:
+    except ResourceManagerError:  # of the store, or a broken file of tokens
         if role is not None:  # an open route needs no caller: that the service is live must be seen
             raise
     flask.g.identity = identity

@@ -86,6 +86,8 @@ class Token:
         if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
             raise TypeError("teams must be a list of names")
         expires_at = row.get("expires_at")
+        if str(row.get("role")).upper() not in Role.__members__ or not isinstance(row.get("name"), str):
+            raise TypeError(f"a token has a name and a role of {', '.join(map(str, Role))}")
         if not isinstance(row.get("run_jobs"), bool | None):
             raise TypeError("run_jobs must be true or false")
         if not isinstance(row.get("subject"), str | None):
@@ -139,7 +141,7 @@ class TokenFile:
             return {row["token_id"]: Token.from_row(row) for row in json.loads(text or "[]")}
         except ResourceManagerError:
             raise
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise TokenError(f"{self._file.path}: not a token file: {error}") from error
 
     def put(self, token: Token) -> None:
@@ -166,7 +168,8 @@ class TokenFile:
 
     def note_use(self, token_id: str, at: float) -> None:
         with self._uses.exclusive():
-            kept = {known: at for known, at in self.last_uses().items() if known in self.read()}
+            tokens = self.read()
+            kept = {known: at for known, at in self.last_uses().items() if known in tokens}
             self._uses.write(json.dumps({**kept, token_id: at}))
 
     def _write(self, tokens: dict[str, Token]) -> None:

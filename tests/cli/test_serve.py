@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,22 +139,58 @@ def test_people_sign_on_at_a_service_that_proves_itself_by_its_secret(
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [
-        ("s3cret", 0o644, "may be read by others"),
-        ("\n", 0o600, "there is no secret in it"),
+        (b"s3cret", 0o644, "may be read by others"),
+        (b"\n", 0o600, "there is no secret in it"),
+        (b"\xff\xfes\x003\x00", 0o600, "is not UTF-8 text"),
         (None, 0, "no secret"),
     ],
 )
 def test_a_secret_that_others_read_or_that_is_not_there_is_one_line(
-    text: str | None, mode: int, said: str, tmp_path: Path
+    text: bytes | None, mode: int, said: str, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     if text is not None:
-        secret.write_text(text)
+        secret.write_bytes(text)
         secret.chmod(mode)
     options = ["--port", "0", "--tokens", str(tmp_path / "tokens.json"), "--sign-on-secret", str(secret)]
     done = CliRunner().invoke(main, ["--store", "memory://", "serve", *options])
     [line] = done.output.splitlines()
     assert (done.exit_code, said in line, str(secret) in line) == (2, True, True), line
+
+
+@pytest.fixture
+def used_port() -> Iterator[str]:
+    """Yield a port at which no service can start, so that one that should not ends all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield str(other.getsockname()[1])
+
+
+@pytest.mark.parametrize("name", ["tokens.json", "session-secret", "sessions.json"])
+def test_a_broken_file_of_its_own_keeps_a_service_with_a_sign_on_from_starting(
+    name: str, signed_on_store: str, used_port: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_text("[{" if name == "tokens.json" else "secret")
+    file.chmod(0o622)
+    options = ["--port", used_port, "--tokens", str(tmp_path / "tokens.json")]
+    done = CliRunner().invoke(main, ["--store", signed_on_store, "serve", *options])
+    [line] = done.output.splitlines()
+    assert (done.exit_code, f"{name} may be changed by others" in line) == (2, True), line
+
+
+def test_a_port_in_use_is_one_line_that_names_it(used_port: str, tmp_path: Path) -> None:
+    command = [*GPU_MANAGER, "--store", "memory://", "serve", "--port", used_port]
+    done = subprocess.run(command, env=environment_in(tmp_path), capture_output=True, text=True)
+    line = f"Error: --host 127.0.0.1 --port {used_port}: Address already in use"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
+
+
+@pytest.mark.parametrize("address", ["nginx", "10.0.0.0/8", "127.0.0.1, ::1"])
+def test_a_trusted_proxy_that_is_no_address_is_refused(address: str, used_port: str, tmp_path: Path) -> None:
+    options = ["--port", used_port, "--trusted-proxy", address]
+    done = CliRunner().invoke(main, ["--store", "memory://", "serve", *options], env=environment_in(tmp_path))
+    said = "'--trusted-proxy': must be an address such as 127.0.0.1"
+    assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
 def test_a_host_name_with_several_addresses_is_served_at_each() -> None:

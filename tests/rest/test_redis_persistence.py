@@ -71,7 +71,12 @@ def test_an_unreachable_redis_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", ["", "[]", "{}", "[" * 10_000, '{"token_id": "x", "scope": "of a newer version"}']
+    "row",
+    [
+        *("", "[]", "{}", "[" * 10_000, '{"token_id": "x", "scope": "of a newer version"}'),
+        '{"token_id": "x", "name": "bob", "role": "of a newer version", "digest": "", "created_at": 0.0}',
+        '{"token_id": "x", "name": 7, "role": "user", "digest": "", "created_at": 0.0}',
+    ],
 )
 def test_a_token_that_cannot_be_read_shuts_nobody_else_out(services: list[Any], url: str, row: str) -> None:
     """As while two versions of the service run, of which one wrote it."""

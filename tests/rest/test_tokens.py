@@ -20,6 +20,7 @@ from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import Role, TokenError, TokenFile, TokenStore
 from tests.builders import Clock, json_of
 from tests.redis_server import embedded_redis
+from tests.rest.test_roles import HEALTH
 from tests.sql_servers import DATABASES
 
 __all__ = ["embedded_redis"]
@@ -153,6 +154,50 @@ def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest
     text = tokens.create(store, "ada", Role.USER)
     assert TokenAuthenticator(store, MemorySessions()).identify(bearer(text)) is not None
     assert "is not noted: the disk is full" in caplog.text
+
+
+def test_a_use_reads_the_tokens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of them all for each that was used would take seconds of every few where agents have many."""
+    store = TokenFile(tmp_path / "tokens.json")
+    ids = [tokens.create(store, "ada", Role.USER).split("_")[1] for _ in range(5)]
+    for token_id in ids:
+        store.note_use(token_id, 1.0)
+    opened: list[Path] = []
+    open_path = Path.open
+
+    def counted(path: Path, *how: Any, **more: Any) -> Any:
+        opened.append(path)
+        return open_path(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", counted)
+    store.note_use(ids[0], 2.0)
+    assert opened.count(tmp_path / "tokens.json") == 1
+    assert store.last_uses() == {**dict.fromkeys(ids, 1.0), ids[0]: 2.0}
+
+
+@pytest.mark.parametrize("open_to", ["", "loopback"])
+@pytest.mark.parametrize(
+    ("text", "mode"), [(b"[{", 0o600), (b"\xff\xfe[\x00", 0o600), (b"[" * 100_000, 0o600), (b"[]", 0o622)]
+)
+def test_a_broken_file_of_tokens_leaves_the_service_live(
+    text: bytes, mode: int, open_to: str, manager: GPUResourceManager, kept: Persistence, tmp_path: Path
+) -> None:
+    """Else whoever restarts what is not live has a service that does not start, in the place of one error."""
+    service = standalone(manager, kept, open_to=open_to)
+    client = create_app(service).test_client()
+    file = tmp_path / "tokens.json"
+    file.write_bytes(text)
+    file.chmod(mode)
+    assert [client.get(path).status_code for path in (*HEALTH, "/login")] == [200] * 4
+    refused = client.get("/api/status")
+    assert (refused.status_code, json_of(refused)["detail"]) == (
+        500,
+        "the manager failed: see the log of the service",
+    )
+    file.chmod(0o600)
+    file.write_bytes(b"[]")
+    assert client.get("/api/status").status_code == (200 if open_to else 401)
+    service.watch.close()
 
 
 def test_a_service_that_started_without_tokens_refuses_everybody_once_there_is_one(

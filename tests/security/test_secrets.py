@@ -22,6 +22,7 @@ from resource_manager.errors import InvalidRequestError, redact
 from resource_manager.rest import tokens
 from resource_manager.rest.assemble import Persistence, persistence_of
 from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.private_file import secret_in
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role, TokenFile
 
@@ -161,6 +162,13 @@ def test_a_secret_that_others_may_read_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "session-secret").chmod(0o644)
     with pytest.raises(ResourceManagerError, match="may be read by others"):
         persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
+
+
+def test_a_secret_is_the_same_from_an_editor_of_windows(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"\xef\xbb\xbfs3cret\r\n")
+    path.chmod(0o600)
+    assert secret_in(path) == "s3cret"
 
 
 def test_the_client_does_not_reveal_the_credentials_in_its_url() -> None:
