@@ -257,8 +257,9 @@ def _is_wanted(notice: Notice, event: Event) -> bool:
 
 def deliver(notice: Notice, body: bytes, headers: Mapping[str, str]) -> None:
     """Post an event; raises `UndeliveredError`. A redirect into a private network needs `private`."""
-    url, there = httpx.URL(notice.to), ""
+    there = ""
     try:
+        url = httpx.URL(notice.to)
         with httpx.Client(timeout=TIMEOUT_S) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 with client.stream(

@@ -279,13 +279,21 @@ def test_a_redirect_that_leads_nowhere_counts_as_not_taken(
 
 def test_a_redirect_without_end_and_a_dead_address_are_one_line(hook: Hook) -> None:
     hook.answers = lambda path: (302, {"Location": f"{hook.url}/again"})
-    for to, said in ((hook.url, "redirects more than 3 times"), ("http://127.0.0.1:1/", "refused")):
+    for to, said in (
+        (hook.url, "redirects more than 3 times"),
+        ("http://127.0.0.1:1/", "refused"),
+        ("https://hooks\u2603.example.org/", "Invalid IDNA hostname"),
+    ):
         with pytest.raises(UndeliveredError, match=said):
             deliver(Notice(ALL, to, private=True), b"{}", {})
 
 
 @pytest.mark.parametrize(
-    "entry", ["on = []", 'on = ["lunch"]', 'to = "ftp://a/b"', 'to = "https://me:pw@a/"', 'to = "x"']
+    "entry",
+    [
+        *("on = []", 'on = ["lunch"]', 'to = "ftp://a/b"', 'to = "https://me:pw@a/"', 'to = "x"'),
+        *('to = "https://a:port/"', 'to = "https://a:99999/"', 'to = "https://a:0/"'),
+    ],
 )
 def test_a_wrong_entry_is_refused_with_its_place(entry: str, tmp_path: Any) -> None:
     usual = {"on": 'on = ["idle"]', "to": 'to = "https://a.example/x"'}

@@ -27,7 +27,8 @@ class NoticeTable(BaseModel):
     @classmethod
     def _address(cls, to: str) -> str:
         parts = urlsplit(to)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        is_host = parts.hostname and parts.username is None and parts.port != 0  # which checks the port
+        if parts.scheme not in ("http", "https") or not is_host:
             raise ValueError("must be an address such as https://hooks.example.org/gpu")
         return to
 
