@@ -59,7 +59,8 @@ class SignOnSection(BaseModel):
     @classmethod
     def _address(cls, issuer: str) -> str:
         parts = urlsplit(issuer)
-        if parts.query or parts.fragment or not parts.hostname or parts.username is not None:
+        is_host = parts.hostname and parts.username is None and parts.port != 0  # which checks the port
+        if parts.query or parts.fragment or not is_host:
             raise ValueError(f"must be an address such as https://login.example.org/lab, got {issuer!r}")
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOOPBACK_NAMES):
             raise ValueError(f"must begin with https://, got {issuer!r}")

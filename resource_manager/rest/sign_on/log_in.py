@@ -48,12 +48,13 @@ class SignOnDesk:
         if sign_on is None:
             raise ProblemError(404, "this service has no sign-on: its cluster has no section [sign_on]")
         self._limit.hit(address)
-        if self._provider is None or self._provider.sign_on != sign_on:
-            try:
-                self._provider = Provider(sign_on, self.client_secret)
-            except SettingsError as error:
-                raise ProblemError(503, str(error)) from error
-        return self._provider
+        with self._guard:
+            if self._provider is None or self._provider.sign_on != sign_on:
+                try:
+                    self._provider = Provider(sign_on, self.client_secret)
+                except SettingsError as error:
+                    raise ProblemError(503, str(error)) from error
+            return self._provider
 
     def begin(self, provider: Provider, redirect_uri: str, destination: str) -> tuple[str, str]:
         """Return where the browser goes to log in, and the cookie with which it comes back."""

@@ -35,6 +35,7 @@ def person_of(sign_on: SignOn, claims: Mapping[str, Any]) -> Person:
     if sign_on.name_claim == "email" and claims.get("email_verified") is not True:
         raise RefusedLogInError(f"the provider has not verified that {name} is the address of who logged in")
     found = claims.get(sign_on.groups_claim, [])
+    found = [found] if isinstance(found, str) else found  # so some providers say the only one
     theirs = [group for group in found if isinstance(group, str)] if isinstance(found, list) else []
     groups = [group for group in sign_on.groups if group.group in theirs]
     if not groups:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import httpx
 
@@ -18,6 +19,9 @@ from resource_manager.rest.problems import ProblemError
 TIMEOUT_S = 10.0
 KEEP_S = 3600.0
 """Time for which the provider's endpoints and keys are kept; an unknown key is asked for at once."""
+
+MAX_AT_ONCE = 8
+"""Calls that wait for the provider at once: each has a thread of the service, and the provider may hang."""
 
 DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 
@@ -44,6 +48,7 @@ class Provider:
         self._clock = clock
         self._http = httpx.Client(timeout=TIMEOUT_S, headers={"Accept": "application/json"})
         self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._turns = threading.Semaphore(MAX_AT_ONCE)
 
     def authorization_url(self, redirect_uri: str, state: str, nonce: str, verifier: str) -> str:
         """Return the address at which a browser begins a log-in by code, with PKCE (RFC 7636)."""
@@ -112,14 +117,17 @@ class Provider:
         place = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
         published = self._get(place)
         if published.get("issuer") != issuer:
-            del self._kept[place]  # it may be mended soon
+            self._kept.pop(place, None)  # it may be mended soon
             stated = str(harmless(str(published.get("issuer"))))[:250]
             raise self._broken(f"it calls itself {stated}: issuer of [sign_on] must be exactly that")
         address = published.get(name)
         if not isinstance(address, str):
             raise self._broken(f"it has no {name}")
-        parts = urlsplit(address)
-        if parts.scheme != "https" and parts.hostname not in LOOPBACK_NAMES:
+        try:
+            parts = httpx.URL(address)
+        except httpx.InvalidURL as error:
+            raise self._broken(f"its {name} is no address: {error}") from error
+        if parts.scheme != "https" and parts.host not in LOOPBACK_NAMES:
             raise self._broken(f"its {name} does not begin with https://")
         return address
 
@@ -141,13 +149,20 @@ class Provider:
 
     def _answer(self, call: Callable[[], httpx.Response]) -> dict[str, Any]:
         """Return the JSON of an answer; that of an error has `error`."""
+        if not self._turns.acquire(blocking=False):
+            raise self._broken(f"{MAX_AT_ONCE} log-ins wait for its answer already")
         try:
             answer = call()
-            found = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._broken(str(error) or type(error).__name__) from error
+        finally:
+            self._turns.release()
+        try:
+            found = answer.json()
+        except (ValueError, RecursionError):  # a page for people, as where the issuer is wrong
+            found = None
         if not isinstance(found, dict) or (answer.is_error and not isinstance(found.get("error"), str)):
-            raise self._broken(f"it answers with status {answer.status_code}")
+            raise self._broken(f"{answer.url.path} answers with status {answer.status_code}")
         return found
 
     def _broken(self, reason: str) -> ProblemError:

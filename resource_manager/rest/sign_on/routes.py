@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import flask
 from pydantic import Field
@@ -45,9 +44,8 @@ def _desk(service: Service) -> tuple[SignOnDesk, Provider]:
 
 def own_page(address: str) -> str:
     """Return the address if it is a path of this service, else that of the console's first page."""
-    parts = urlsplit(address)
-    is_own = address.startswith("/") and not (parts.scheme or parts.netloc) and address.isprintable()
-    return address if is_own and address[1:2] not in ("/", "\\") else flask.url_for("gpu.page_servers")
+    is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
+    return address if is_own else flask.url_for("gpu.page_servers")
 
 
 def _redirect_uri() -> str:

@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -41,6 +42,7 @@ class OpenIdProvider:
     keys: list[RSAKey] = field(default_factory=list)
     signing: Any = None
     """Key that signs in the place of the last published one."""
+    before_answer: Callable[[], object] = lambda: None
     asked: list[str] = field(default_factory=list)
     """Paths asked for, in order."""
 
@@ -79,6 +81,7 @@ class OpenIdProvider:
     def _serve(self, request: BaseHTTPRequestHandler, body: str) -> None:
         parts = urlsplit(request.path)
         self.asked.append(parts.path)
+        self.before_answer()
         form = {name: values[0] for name, values in parse_qs(body or parts.query).items()}
         if parts.path == "/realm/authorize":
             request.send_response(302)
@@ -86,12 +89,16 @@ class OpenIdProvider:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        answer = {
+        answers = {
             "/realm/.well-known/openid-configuration": self._metadata,
             "/realm/keys": lambda form: {"keys": [key.as_dict(private=False) for key in self.keys]},
             "/realm/token": self._token,
             "/realm/device": self._device,
-        }[parts.path](form)
+        }
+        if parts.path not in answers:
+            request.send_error(404)
+            return
+        answer = answers[parts.path](form)
         text = json.dumps(answer).encode()
         request.send_response(400 if "error" in answer else 200)
         request.send_header("Content-Type", "application/json")

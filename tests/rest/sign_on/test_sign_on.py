@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.auth import MAX_LOG_INS
 from resource_manager.rest.service import Service
+from resource_manager.rest.sign_on.provider import MAX_AT_ONCE
 from resource_manager.rest.tokens import Role
+from tests.eventually import wait_for
 from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
 
 GROUPS = {"gpu-users": {"role": "user", "teams": ["vision"]}, "ops": {"role": "operator"}}
@@ -91,6 +94,7 @@ def test_rights_add_up_and_a_group_without_teams_allows_any(
         (["vision", "speech"], "user", ["speech", "vision"]),
         (["vision", "staff"], "user", []),
         (["ops"], "operator", []),
+        ("ops", "operator", []),
     ):
         provider.person["groups"] = theirs
         assert log_in(browser).status_code == 200
@@ -123,6 +127,7 @@ def refused(answer: Any) -> str:
         ({"preferred_username": ["ada"]}, "no name of a person in preferred_username"),
         ({"groups": None}, "no group in groups"),
         ({"groups": ["strangers", 7]}, "names no group of ada, who is in strangers"),
+        ({"groups": "strangers"}, "names no group of ada, who is in strangers"),
         ({"groups": {"ops": True}}, "no group in groups"),
     ],
 )
@@ -229,6 +234,7 @@ FOREIGN = (
     "/\t/evil.example",
     "http:/evil.example",
     "evil.example",
+    "//[evil.example",
 )
 
 
@@ -256,6 +262,8 @@ def test_one_comes_to_the_page_that_one_asked_for(browser: FlaskClient) -> None:
         ({"issuer": "https://other.example"}, "calls itself https://other.example"),
         ({"token_endpoint": "http://evil.example/token"}, "token_endpoint does not begin with https://"),
         ({"jwks_uri": None}, "it has no jwks_uri"),
+        ({"authorization_endpoint": "https://[::1/"}, "authorization_endpoint is no address"),
+        ({"token_endpoint": "https://login.example:port/"}, "token_endpoint is no address"),
     ],
 )
 def test_a_provider_that_is_set_up_wrongly_is_one_line(
@@ -267,6 +275,48 @@ def test_a_provider_that_is_set_up_wrongly_is_one_line(
         answer = browser.get(httpx.get(answer.headers["Location"]).headers["Location"])
     assert answer.status_code == 503
     assert why in html.unescape(answer.get_data(as_text=True))
+
+
+def test_an_issuer_that_leads_to_a_page_for_people_is_told(
+    browser: FlaskClient, manager: GPUResourceManager, provider: OpenIdProvider
+) -> None:
+    configure(manager, provider, issuer=f"{provider.issuer}s")
+    answer = browser.post("/api/login").get_json()
+    assert answer["detail"].endswith("/realms/.well-known/openid-configuration answers with status 404")
+
+
+@pytest.mark.parametrize("issuer", ["https://login.example.org:port", "https://login.example.org:0/"])
+def test_an_issuer_with_a_wrong_port_is_refused(
+    manager: GPUResourceManager, provider: OpenIdProvider, issuer: str
+) -> None:
+    with pytest.raises(ValueError, match=r"sign_on\.issuer"):
+        configure(manager, provider, issuer=issuer)
+
+
+def test_an_issuer_whose_host_is_no_name_is_one_line(
+    browser: FlaskClient, manager: GPUResourceManager, provider: OpenIdProvider
+) -> None:
+    configure(manager, provider, issuer="https://login\u2603.example.org")
+    answer = browser.post("/api/login")
+    assert (answer.status_code, "Invalid IDNA hostname" in answer.get_json()["detail"]) == (503, True)
+
+
+def test_a_provider_that_hangs_has_few_threads(browser: FlaskClient, provider: OpenIdProvider) -> None:
+    """Else strangers who ask for log-ins would have them all, and no lease would be renewed."""
+    goes_on = threading.Event()
+    provider.before_answer = lambda: goes_on.wait(30)
+    clients = [browser.application.test_client() for _ in range(MAX_AT_ONCE)]
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        waiting = [pool.submit(client.get, "/sign-on") for client in clients]
+        try:
+            wait_for(lambda: len(provider.asked) == MAX_AT_ONCE)
+            one_more = browser.post("/api/login")
+        finally:
+            goes_on.set()
+    assert (one_more.status_code, one_more.headers["Retry-After"]) == (503, "5")
+    assert "log-ins wait for its answer already" in one_more.get_json()["detail"]
+    assert {each.result().status_code for each in waiting} == {303}
+    assert browser.post("/api/login").status_code == 200
 
 
 def test_a_provider_that_is_out_is_one_line_and_tokens_go_on(
