@@ -257,12 +257,10 @@ class ResetBody(Body):
     confirm: Literal[True] = Field(description="Must be true: all leases and the queue are lost.")
 
 
-class ClusterBody(BaseModel):
+class ClusterBody(Body):
     """`PUT /api/cluster`: sections of a cluster's file as JSON, each the whole of its kind."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={
             "example": {
                 "sections": {"cluster": {"order": "fair_tree"}, "teams": {"vision": {"guaranteed": 16}}},
