@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -104,7 +105,7 @@ def restore(target: Target, file: Path, force: bool) -> None:
     leases that the backup does not know: none after a --final one.
     """
     from resource_manager.rest.assemble import shared_tokens
-    from resource_manager.rest.tokens import Token
+    from resource_manager.rest.tokens import tokens_of
     from resource_manager.storage import open_store
     from resource_manager.storage.backup import read_backup
     from resource_manager.storage.backup import restore as restore_state
@@ -118,8 +119,8 @@ def restore(target: Target, file: Path, force: bool) -> None:
     with closing(open_store(settings.store, settings)) as opened:
         done = restore_state(opened, found, force=force)
         if tokens is not None and not tokens.read():
-            for row in found.tokens:
-                tokens.put(Token.from_row(row))
+            for each in tokens_of(map(json.dumps, found.tokens), str(file)).values():
+                tokens.put(each)
     leases = counted(len(found.snapshot.leases), "lease")
     click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
     if done.unsearched:

@@ -112,6 +112,19 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     assert "not searched" in run(new, "explain", "--gpus", "2").output
 
 
+def test_a_token_of_a_newer_version_keeps_no_other_from_being_restored(tmp_path: Path) -> None:
+    old, new, file = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db", tmp_path / "state.json"
+    assert run(old, "apply", "--yes", SERVERS).exit_code == 0
+    assert run(old, "token", "create", "ada").exit_code == 0
+    assert run(old, "store", "backup", str(file)).exit_code == 0
+    backup = json.loads(file.read_text())
+    backup["tokens"].insert(0, {**backup["tokens"][0], "token_id": "x", "scope": "of a newer version"})
+    file.write_text(json.dumps(backup))
+    restored = run(new, "store", "restore", str(file))
+    assert restored.exit_code == 0, restored.output
+    assert [row["name"] for row in json.loads(run(new, "token", "list", "--json").stdout)] == ["ada"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
