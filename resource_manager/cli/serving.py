@@ -142,6 +142,8 @@ def serve(
 
     if target.url:
         raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
+    if airflow.url and not airflow.url.startswith(("http://", "https://")):  # links would lead nowhere
+        raise Failure(f"--airflow-url must begin with http:// or https://, got {airflow.url!r}", BAD_INPUT)
     settings = target.settings()
     kept = persistence_of(settings, tokens_file)
     if example:

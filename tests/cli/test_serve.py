@@ -185,11 +185,20 @@ def test_a_port_in_use_is_one_line_that_names_it(used_port: str, tmp_path: Path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
 
 
-@pytest.mark.parametrize("address", ["nginx", "10.0.0.0/8", "127.0.0.1, ::1"])
-def test_a_trusted_proxy_that_is_no_address_is_refused(address: str, used_port: str, tmp_path: Path) -> None:
-    options = ["--port", used_port, "--trusted-proxy", address]
-    done = CliRunner().invoke(main, ["--store", "memory://", "serve", *options], env=environment_in(tmp_path))
-    said = "'--trusted-proxy': must be an address such as 127.0.0.1"
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--trusted-proxy", "nginx", "'--trusted-proxy': must be an address such as 127.0.0.1"),
+        ("--trusted-proxy", "10.0.0.0/8", "'--trusted-proxy': must be an address such as 127.0.0.1"),
+        ("--trusted-proxy", "127.0.0.1, ::1", "'--trusted-proxy': must be an address such as 127.0.0.1"),
+        ("--airflow-url", "airflow:8080", "--airflow-url must begin with http:// or https://, got 'airflow:"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_refused(
+    option: str, value: str, said: str, used_port: str, tmp_path: Path
+) -> None:
+    arguments = ["--store", "memory://", "serve", "--port", used_port, option, value]
+    done = CliRunner().invoke(main, arguments, env=environment_in(tmp_path))
     assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
