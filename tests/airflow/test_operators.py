@@ -307,6 +307,25 @@ def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
     assert ended.get("outcome", "") == outcome
 
 
+def test_a_release_waits_for_a_task_of_its_lease_that_a_user_has_cleared_meanwhile(manager, monkeypatch):
+    monkeypatch.setattr(lease, "ENDING_S", 0.0)
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work")
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    release: Any = dag.get_task("gpu_lease.release")
+    allocated = context_of(replace(TASK, task_id="gpu_lease.allocate"))
+    release.lease = allocate.execute(allocated)
+    states = {"gpu_lease.work": "failed"}
+    context = context_of(get_task_states=lambda **_: {"r": states})
+    event = fire(deferral(lambda: release.execute(context)).trigger)
+    states["gpu_lease.work"] = "running"
+    deferral(lambda: release.execute_release(context, event))
+    assert len(manager.leases()) == 1
+    states["gpu_lease.work"] = "success"
+    release.execute_release(context, event)
+    assert manager.leases() == []
+
+
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
 def test_a_release_waits_for_no_process_where_an_agent_sees_it(manager):
     with DAG("d") as dag, gpu_lease(gpus=2):

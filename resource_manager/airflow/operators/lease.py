@@ -22,6 +22,7 @@ from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.launchers.devices import MPS_PERCENTAGE, device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
@@ -34,6 +35,8 @@ from resource_manager.manager.results import Allocation, Submission
 ENDING_S = MIN_DEFERRAL_S + 5.0
 """Longest life of the process of a task that a user ended: to its supervisor's next heartbeat, then SIGTERM
 and after 5 s SIGKILL."""
+
+UNKNOWN = "unknown"
 
 MEMBERS = "members"
 """XCom of `GPUAllocateOperator` with the members of its lease."""
@@ -100,34 +103,36 @@ class GPUReleaseOperator(BaseOperator):
             return
         identity, _ = identity_of(context)
         _require_dag(entry, identity)
-        outcome, may_run = self._outcome(context, entry, identity)
-        if may_run and "has_waited" not in event and not _all_watched(manager, entry):
-            self.log.info("a user may have ended a task of the lease, whose process has %g s", ENDING_S)
+        states = self._states_between(context, entry, identity)
+        succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
+        if runs_again or not (succeeded or "has_waited" in event or _all_watched(manager, entry)):
+            why = (
+                "a task of the lease runs again"
+                if runs_again
+                else "a user may have ended a task of the lease"
+            )
+            self.log.info("%s; looking again in %g s", why, ENDING_S)
             trigger = AnswerTrigger({"has_waited": True}, self.gpu_conn_id, ENDING_S)
             self.defer(trigger=trigger, method_name="execute_release")
-        end_entry(manager, entry, outcome)
+        end_entry(manager, entry, Outcome.SUCCESS if states and succeeded else None)
 
-    def _outcome(
+    def _states_between(
         self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity
-    ) -> tuple[Outcome | None, bool]:
-        """Return SUCCESS if all tasks between the allocation and this release succeeded, else None.
-
-        With it comes whether a process of one may still run, as a user may have ended that task.
-        """
+    ) -> set[str | None]:
+        """Return the states of the tasks between the allocation and this release, as far as is known."""
         labels = entry["labels"]
         if (labels.get("dag_id"), labels.get("run_id")) != (identity.dag_id, identity.run_id):
-            return None, False
+            return set()
         try:
-            between = [
-                task.task_id
+            return {
+                state
                 for task in self.get_flat_relatives(upstream=True)
                 if labels.get("task_id") in task.get_flat_relative_ids(upstream=True)
-            ]
-            succeeded = all(_succeeded(context["ti"], task_id) for task_id in between)
+                for state in _states_of(context["ti"], task.task_id)
+            }
         except Exception as error:  # the lease ends all the same
             self.log.warning("it is unknown how the tasks of the lease ended: %s", error)
-            return None, True
-        return Outcome.SUCCESS if between and succeeded else None, not succeeded
+            return {UNKNOWN}
 
 
 def _entry_of(manager: LeaseService, allocation: Mapping[str, Any]) -> Submission | None:
@@ -163,8 +168,8 @@ def _require_dag(entry: Mapping[str, Any], identity: TaskIdentity) -> None:
             )
 
 
-def _succeeded(task_instance: Any, task_id: str) -> bool:
-    """Return True if all instances of the task in the DAG run and, in a mapped group, index succeeded."""
+def _states_of(task_instance: Any, task_id: str) -> set[str | None]:
+    """Return the states of all instances of the task in the DAG run and, in a mapped group, index."""
     map_index = task_instance.map_index
     states = task_instance.get_task_states(
         dag_id=task_instance.dag_id,
@@ -172,8 +177,7 @@ def _succeeded(task_instance: Any, task_id: str) -> bool:
         run_ids=[task_instance.run_id],
         map_index=map_index if map_index is not None and map_index >= 0 else None,
     )
-    found = states.get(task_instance.run_id, {}).values()
-    return bool(found) and all(state == "success" for state in found)
+    return set(states.get(task_instance.run_id, {}).values()) or {UNKNOWN}
 
 
 def join_lease(task_instance: Any) -> None:
