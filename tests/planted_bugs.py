@@ -34,7 +34,7 @@ class Scope(NamedTuple):
 LUA = {
     "begin_session": Scope(f"storage/redis/test_expiry rest/test_redis_persistence {MEMORY}"),
     "close_state": Scope(f"{CONTRACT} storage/test_backup"),
-    "commit": Scope(STORE),
+    "commit": Scope(f"storage/redis/test_lock {STORE}"),
     "handover": Scope(f"{LOCKS} {STORE}"),
     "lock": Scope(f"{LOCKS} {MEMORY} {JUMPS}"),
     "may_flush": Scope(

@@ -17,8 +17,10 @@ from resource_manager.errors import LockError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, _Renewals
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import HANDOFF_MS, HEARTBEAT_S, RedisLock
+from resource_manager.storage.redis.store import RedisStore
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
+from tests.storage.walk import granted, started
 
 
 @pytest.fixture
@@ -107,6 +109,15 @@ def test_a_claimed_hand_off_has_the_full_time_to_live(client: RedisClient, holde
     if holder_dies:
         with pytest.raises(LockError, match="lost"):
             holder.release()
+
+
+def test_a_commit_hands_the_lock_it_held_to_the_next_waiter(client: RedisClient) -> None:
+    store = RedisStore(client)
+    mine, holder = started(store), store.lock()
+    assert holder.acquire(1)
+    assert ask(RedisLock(client), "acquire", "next")[0] == 0
+    store.commit(mine.version, [granted(mine, "a", store.now())], now=store.now(), lock=holder)
+    assert client.driver.get(client.key("lock")) == b"next"
 
 
 def test_a_waiter_blocks_in_redis(client: RedisClient) -> None:
