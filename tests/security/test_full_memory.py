@@ -18,7 +18,8 @@ import pytest
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Resumed
-from resource_manager.core.models import Request
+from resource_manager.core.models import Node, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, KeysFullError, StoreFullError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
@@ -32,10 +33,10 @@ from resource_manager.storage.redis import store as redis_store
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.redis.store import RedisStore
-from tests.builders import granted_lease, present
+from tests.builders import granted_lease, present, redefine
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
-from tests.storage.walk import started
+from tests.storage.walk import granted, started
 
 MIB = 2**20
 BODY = {"required_gpus": 8, "required_cpus": 1}
@@ -82,6 +83,8 @@ def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> 
         for step in (
             lambda: manager.submit("new", 8, 1),
             lambda: manager.submit("w3", 2, 1, labels={"a": "b"}),
+            lambda: redefine(manager, teams=Teams((Team("vision", 4),))),
+            lambda: redefine(manager, nodes=[*default_inventory(), Node("one-more", 9)]),
         ):
             with pytest.raises(StoreFullError, match=r"memory is full.*raise maxmemory") as caught:
                 step()
@@ -239,6 +242,15 @@ def test_the_history_is_bounded_in_bytes(server: RedisServer, size: int) -> None
     store.replace(cluster.snapshot())
     with server.client() as admin:
         assert int(admin.hget("{gpu_manager}:meta", "history_bytes")) == counted
+
+
+def test_the_bytes_of_a_grant_count_to_the_history(server: RedisServer) -> None:
+    store = RedisStore(RedisClient.from_url(server.url))
+    cluster = started(store)
+    change = granted(cluster, "t" * 1000, store.now())
+    store.commit(cluster.version, [change], now=store.now())
+    with server.client() as admin:
+        assert int(admin.hget("{gpu_manager}:meta", "history_bytes")) > 1000
 
 
 def test_the_bytes_of_the_history_are_a_setting(server: RedisServer) -> None:
