@@ -37,7 +37,7 @@ class PrivateFile:
     """Text file of the user of this process, which others may not change; nor read, if it is `secret`.
 
     Another file in its place would make its author any caller, so its owner must be this user or root (who
-    mounts it in a container).
+    mounts it in a container, and lets a group of this user read it).
     """
 
     def __init__(self, path: Path, *, secret: bool = False) -> None:
@@ -57,7 +57,8 @@ class PrivateFile:
                     f"{self.path} belongs to another user (uid {found.st_uid}): "
                     f"if you trust what is in it, chown it to uid {os.geteuid()}, else remove it"
                 )
-            if found.st_mode & self._refused:
+            is_own = found.st_uid == os.geteuid()
+            if found.st_mode & (self._refused if is_own else self._refused & ~stat.S_IRGRP):
                 verb = "changed" if found.st_mode & WRITABLE else "read"
                 raise SettingsError(
                     f"{self.path} may be {verb} by others (mode {stat.S_IMODE(found.st_mode):o}): "

@@ -164,6 +164,22 @@ def test_a_secret_that_others_may_read_signs_nothing(tmp_path: Path) -> None:
         persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
 
 
+def test_a_secret_of_root_may_be_read_by_a_group(tmp_path: Path, as_another_user: Callable[[], None]) -> None:
+    """So Kubernetes mounts it for a process that is not root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has files of root")
+    path = tmp_path / "secret"
+    path.write_text("s3cret")
+    path.chmod(0o440)
+    with pytest.raises(ResourceManagerError, match="may be read by others"):
+        secret_in(path)
+    as_another_user()
+    assert secret_in(path) == "s3cret"
+    path.chmod(0o444)
+    with pytest.raises(ResourceManagerError, match="may be read by others"):
+        secret_in(path)
+
+
 def test_a_secret_is_the_same_from_an_editor_of_windows(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"\xef\xbb\xbfs3cret\r\n")
