@@ -48,6 +48,9 @@ def history(
     """Show the newest changes in the kept history, the newest last, without renewals."""
     if export is not None and archive is not None:
         raise Failure("--export and --archive exclude each other", BAD_INPUT)
+    if (export or archive) and (after is not None or renewals or by or what):
+        advice = "leave out --after, --all, --by and --what"
+        raise Failure(f"--export and --archive write the whole history: {advice}", BAD_INPUT)
     if archive is not None:
         from resource_manager.storage.archive import extend
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from resource_manager import STORED_FORMAT, __version__
@@ -20,10 +21,23 @@ PROGRAM = "gpu-manager"
 _SILENCE = logging.NullHandler()
 
 
+def _unless_a_store_is_named(context: click.Context, _: click.Parameter, url: str | None) -> str | None:
+    """Return the service: one of the environment takes no command that names its store."""
+    is_from_environment = context.get_parameter_source("url") is ParameterSource.ENVIRONMENT
+    return None if is_from_environment and context.params.get("store") is not None else url
+
+
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
+@click.option(
+    "--url",
+    envvar="GPU_MANAGER_URL",
+    callback=_unless_a_store_is_named,
+    help="URL of the service; without it, the store is used.",
+)
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
-@click.option("--store", help="Store (redis://…, sqlite:///…, and so on); overrides GPU_MANAGER_STORE.")
+@click.option(
+    "--store", help="Store (redis://…, sqlite:///…, and so on); overrides GPU_MANAGER_STORE and _URL."
+)
 @click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
@@ -31,6 +45,8 @@ def main(context: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store unreachable.
     """
+    if given["url"] and given["store"] is not None:
+        raise click.UsageError("--url and --store exclude each other: leave out --url or --store", context)
     # A command's own line says what its caller must know, also where a job's launcher loads Airflow, which
     # prints all logs; `serve` sets up a log of its own.
     package = logging.getLogger("resource_manager")

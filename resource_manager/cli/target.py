@@ -137,7 +137,8 @@ class Target:
         """Return the environment that gives another `gpu-manager` this target: options show secrets."""
         given = {"url": self.url, "token": self.known_token(), **self.overrides}
         own = {f"GPU_MANAGER_{name.upper()}": str(value) for name, value in given.items() if value}
-        return {**os.environ, **own}
+        others = {name: value for name, value in os.environ.items() if name != "GPU_MANAGER_URL"}
+        return {**others, **own}
 
 
 def exit_codes(command: F) -> F:

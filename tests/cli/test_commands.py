@@ -418,6 +418,30 @@ def test_without_arguments_the_help_is_printed(arguments: list[str]) -> None:
     assert "\nCommands:\n" in result.stderr
 
 
+@pytest.mark.parametrize("words", [("--by", "ada"), ("--after", "0"), ("--what", "drain"), ("--all",)])
+def test_a_history_in_a_file_is_whole(run: Run, words: tuple[str, ...], tmp_path: Path) -> None:
+    for option in ("--export", "--archive"):
+        done = run("history", option, str(tmp_path / "file"), *words)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "write the whole history: leave out --after, --all, --by and --what" in done.stderr
+        assert not (tmp_path / "file").exists()
+
+
+def test_a_store_that_a_command_names_is_not_that_of_a_service_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `--store scratch reset --yes` would end every lease of the service that a profile names."""
+    monkeypatch.setenv("GPU_MANAGER_URL", "http://127.0.0.1:1")
+    named = ["--store", f"sqlite:///{tmp_path}/scratch.db"]
+    assert CliRunner().invoke(main, [*named, "reset", "--yes"]).exit_code == 0
+    program = [sys.executable, "-m", "resource_manager.cli"]
+    with_target = Target.of({"url": None, "store": named[1]}).environment()
+    assert subprocess.run([*program, "status"], env=with_target, capture_output=True).returncode == 0
+    both = CliRunner().invoke(main, [*named, "--url", "http://127.0.0.1:1", "status"])
+    assert (both.exit_code, both.stdout) == (2, "")
+    assert both.stderr.startswith("Error: --url and --store exclude each other: leave out --url or --store.")
+
+
 def test_an_unreachable_target_is_exit_3() -> None:
     impatient = partial(Target.of, connect_timeout_s=0.0)
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
