@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from click.core import ParameterSource
 
 from resource_manager import __version__
 from resource_manager.cli.base import BAD_INPUT, FOLDER, Failure, OneLineErrors, of_file
+from resource_manager.cli.base import FiniteRange as FiniteRange
 from resource_manager.cli.base import print_json as print_json
 from resource_manager.errors import ResourceManagerError, how_to_install
 
@@ -86,16 +86,6 @@ class LazyGroup(InputErrors, OneLineErrors):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-class FiniteRange(click.FloatRange):
-    """Range of finite numbers; `FloatRange` accepts nan in every range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
 
 
 MAX_SEEDS = 100_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -165,6 +166,16 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         if not 0 < seconds <= self._most_s:
             self.fail(f"a duration must be above 0 and at most {self._in_words}, got {value!r}", param, ctx)
         return seconds
+
+
+class FiniteRange(click.FloatRange):
+    """Range of finite numbers; `FloatRange` accepts nan in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 INTERVAL = Duration(DAY_S, "a day")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, Failure, FiniteRange, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target
 
@@ -19,9 +19,7 @@ from resource_manager.cli.target import Target
     help="Redis URL, used in separate namespaces; default: embedded. Its user needs the rights of "
     "docs/stores.md, with +scan +script|load, on ~{gpu_manager_bench_* ~gpu_manager_bench_lock.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="Time per figure."
-)
+@click.option("--seconds", type=FiniteRange(0.2, 60), default=3.0, show_default=True, help="Time per figure.")
 @on_target
 def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
     """Measure allocations per second, latencies and memory on this machine."""

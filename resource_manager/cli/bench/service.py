@@ -169,7 +169,9 @@ def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
         inventory.write_text(INVENTORY.format(count=servers), encoding="utf-8")
         base = [sys.executable, "-m", "resource_manager.cli", "--store", store]
         for command in (["reset", "--yes"], ["apply", "--yes", str(inventory)]):
-            subprocess.run([*base, *command], check=True, capture_output=True)
+            done = subprocess.run([*base, *command], capture_output=True, text=True)
+            if done.returncode:
+                raise BenchError(f"gpu-manager {command[0]}: {done.stderr.strip().removeprefix('Error: ')}")
         tokens = _tokens(store)
         port = _free_port()
         with (Path(folder) / "serve.log").open("w+") as log:

@@ -10,7 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import redis
@@ -39,8 +39,8 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
     second of a bare redis-py lock's acquire + release. A given Redis is used in a separate namespace, whose
     keys are deleted afterwards.
     """
-    results: dict[str, Any] = {"memory": memory_figures(seconds)}
     with redis_server(redis_url) as url:
+        results: dict[str, Any] = {"memory": memory_figures(seconds)}
         lock, single, large = interleaved(
             [lock_pair(url), manager_pair(url, servers=4), manager_pair(url, servers=10_000)], seconds
         )
@@ -110,7 +110,8 @@ def state_size_mb(servers: int) -> float:
 def redis_server(url: str | None) -> Iterator[str]:
     """Yield the URL of the given Redis, cleaned up afterwards, or of an embedded one on its own socket."""
     if url is not None:
-        with RedisClient.from_url(url).reporting():
+        with closing(RedisClient.from_url(url)) as client, client.reporting():
+            client.ask(("TIME",))  # one that does not answer is told of before anything is measured
             try:
                 yield url
             except BaseException:  # which says more than what cleaning up may run into after it
@@ -157,7 +158,7 @@ def manager_pair(url: str, servers: int) -> Callable[[], object]:
 
     def pair() -> None:
         if manager.allocate_resources("bench", 4, 32) is None or not manager.release_resources("bench"):
-            raise RuntimeError("another process uses the benchmark's namespace")
+            raise StoreError("another process measures on this Redis: run one gpu-manager bench at a time")
 
     return pair
 
@@ -216,14 +217,23 @@ def many_clients(url: str, seconds: float) -> dict[str, Any]:
                 str(seconds),
             ],
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
         )
         for number in range(CLIENT_PROCESSES)
     ]
-    outputs = [child.communicate()[0] for child in children]
+    try:
+        outputs = [child.communicate()[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
     failed = sum(child.returncode != 0 for child in children)
     replies = [json.loads(output) for output in outputs if output]
     latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
+    if not latencies:
+        raise StoreError(
+            f"Redis at {redact(url)}: the benchmark's clients got no answer, though it answered before"
+        )
     pairs = sum(reply["pairs"] for reply in replies)
     return {
         "clients": CLIENT_PROCESSES * CLIENT_THREADS,
@@ -261,8 +271,7 @@ def client_process(url: str, number: int, start_at: float, seconds: float) -> di
                 errors += not manager.release_resources(name)
                 latencies.append(time.perf_counter() - middle)
                 pairs += 1
-            except Exception as error:  # failures of any type are counted
-                print(f"client {name}: {error!r}", file=sys.stderr)
+            except Exception:  # failures of any type are counted
                 errors += 1
         with guard:
             reply["pairs"] += pairs
