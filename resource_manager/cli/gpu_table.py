@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -12,20 +14,37 @@ from rich.text import Text
 from resource_manager.cli.tables import STATE_STYLES, Row
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.answer_words import duration, name_in_words
+from resource_manager.manager.plurals import counted
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
 BAR = 8
 """Width of a bar in characters, each of eight steps."""
+
+WIDTH = 80
+Widths = Sequence[tuple[int, Literal["left", "right"]]]
+COLUMNS: Widths = ((3, "right"), (13, "left"), (17, "left"), (4, "right"), (5, "right"))
+NARROW_COLUMNS: Widths = ((3, "right"), (4, "right"), (8, "right"))
+"""Widths of the columns before the leases: in a terminal of `WIDTH`, and in a narrower one."""
 
 STEPS = " ▏▎▍▌▋▊▉█"
 STALE_S = 60.0
 HIGH_PERCENT, HOT_C = 90, 85
 
 
-def servers(rows: Sequence[Row]) -> Group:
-    """Return one table for each server, each at most 80 columns wide."""
+def servers(rows: Sequence[Row], width: int, height: int | None = None) -> Group:
+    """Return a table for each server, those that fit into so many lines, and a line about the rest."""
     colours = _colours(rows)
-    return Group(*(part for server in rows for part in (_head(server), _table(server, colours))))
+    hidden = ["temperature", "power"] if width < WIDTH else []
+    ends = [*accumulate(1 + len(server["gpus"]) for server in rows)]
+    if height is not None and ends and ends[-1] + bool(hidden) > height:
+        rows = rows[: max(sum(end < height for end in ends), 1)]
+        if more := len(ends) - len(rows):
+            hidden.insert(0, f"{counted(more, 'more server')} (gpu-manager top SERVER)")
+    parts: list[Text | Table] = [part for row in rows for part in (_head(row), _table(row, colours, width))]
+    if hidden and rows:
+        line = f"not shown: {', '.join(hidden)}"
+        parts.append(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, Colour]:
@@ -55,23 +74,26 @@ def _head(server: Row) -> Text:
     return text
 
 
-def _table(server: Row, colours: Mapping[str, Colour]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=80, show_header=False)
-    for width, justify in ((3, "right"), (13, "left"), (17, "left"), (4, "right"), (5, "right")):
-        table.add_column(width=width, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+def _table(server: Row, colours: Mapping[str, Colour], width: int) -> Table:
+    is_narrow = width < WIDTH
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=min(width, WIDTH), show_header=False)
+    for size, justify in NARROW_COLUMNS if is_narrow else COLUMNS:
+        table.add_column(width=size, justify=justify, no_wrap=True)
     table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     for gpu in server["gpus"]:
         used, total = gpu["memory_used_mib"], gpu["memory_mib"]
         share = None if used is None or not total else 100 * used / total
         temperature, power = gpu["temperature_c"], gpu["power_w"]
-        table.add_row(
-            str(gpu["gpu_id"]),
-            _bar(gpu["utilization_percent"], _percent(gpu["utilization_percent"])),
-            _bar(share, _memory(used, total)),
-            Text("–" if temperature is None else f"{temperature}°", _heat(temperature)),
-            "–" if power is None else f"{power:.0f}W",
-            _who(gpu, server, colours),
-        )
+        percent, memory = _percent(gpu["utilization_percent"]), _memory(used, total)
+        figures: tuple[str | Text, ...] = (percent, memory)
+        if not is_narrow:
+            figures = (
+                _bar(gpu["utilization_percent"], percent),
+                _bar(share, memory),
+                Text("–" if temperature is None else f"{temperature}°", _heat(temperature)),
+                "–" if power is None else f"{power:.0f}W",
+            )
+        table.add_row(str(gpu["gpu_id"]), *figures, _who(gpu, server, colours))
     return table
 
 

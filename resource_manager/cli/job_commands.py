@@ -59,7 +59,7 @@ def status(target: Target, name: str | None, interval_s: float | None, wide: boo
     from rich.live import Live
 
     with suppress(Interrupted), Session(target) as session:
-        if as_json or not tables.console().is_terminal:
+        if as_json or not tables.console().is_interactive:
             session.ask(lambda manager: _show_status(target, wide, as_json))
             while True:
                 session.signals.pause(interval_s)

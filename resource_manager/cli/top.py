@@ -7,24 +7,28 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, one_line, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target
-from resource_manager.errors import UnknownNodeError
+from resource_manager.errors import NO_SERVERS, OutageError, UnknownNodeError
 
 if TYPE_CHECKING:
     from resource_manager.manager.use_results import ServerUse
 
 RESIZE_S = 0.5
 """Longest time until the table fits the terminal again after its size has changed."""
+
+ANSWER_S = 0.2
+"""Longest time until an answer is shown."""
 
 
 @main.command()
@@ -46,8 +50,9 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
     from resource_manager.cli import gpu_table, tables
 
     console = tables.console()
-    if once or not console.is_terminal:
-        console.print(gpu_table.servers(found))
+    none = target.placed(NO_SERVERS)
+    if once or not console.is_interactive:
+        console.print(tables.headed("" if found else none, gpu_table.servers(found, console.width)))
         return
     from rich.live import Live
 
@@ -55,15 +60,25 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
         suppress(Interrupted),
         Session(target) as session,
         _keys_at_once(),
-        Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live,
+        Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         due, trouble = time.monotonic() + interval_s, ""
-        while not _is_q_pressed(min(due - time.monotonic(), RESIZE_S)):
+        answer: Future[list[ServerUse]] | None = None
+        while True:
+            line = trouble or ("" if found else none)
+            shown = gpu_table.servers(found, console.width, console.height - bool(line))
+            live.update(tables.headed(line, shown), refresh=True)
+            if _is_q_pressed(ANSWER_S if answer else min(due - time.monotonic(), RESIZE_S)):
+                break
             session.signals.check()
-            if time.monotonic() >= due:
-                found, trouble = session.ask_again(lambda manager: _use(target, servers), found)
-                due = time.monotonic() + interval_s
-            live.update(tables.headed(trouble, gpu_table.servers(found)), refresh=True)
+            if answer is None and time.monotonic() >= due:
+                answer = session.begin(lambda manager: _use(target, servers))
+            if answer is not None and answer.done():
+                try:
+                    found, trouble = answer.result(), ""
+                except OutageError as error:
+                    trouble = one_line(error)
+                due, answer = time.monotonic() + interval_s, None
 
 
 @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
+from resource_manager.cli import gpu_table, main
 from resource_manager.core.models import Gpu, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
@@ -83,6 +87,33 @@ def test_the_table_fits_80_columns_and_names_what_is_wrong(run: Run, monkeypatch
     assert "CLOSED uuid missing" in shown[4]
     assert shown[5] == "gpu-b  IDLE  1 × GPU  no report"
     assert shown[6].endswith("free")
+
+
+def test_a_narrow_terminal_has_the_leases_and_names_what_it_leaves_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    shown = lines(run("top", "--once"))
+    assert max(map(len, shown)) <= 50
+    assert shown[1] == "  0  71%   62/80G my_dag.train vnpm vision"
+    assert shown[-1] == "not shown: temperature, power"
+
+
+def test_a_low_terminal_has_whole_servers_and_says_how_many_it_leaves_out(run: Run) -> None:
+    console, rows = Console(width=80), json.loads(run("top", "--once", "--json").stdout)
+    with console.capture() as captured:
+        console.print(gpu_table.servers(rows, 80, 6))
+    shown = captured.get().splitlines()
+    assert [len(shown), shown[-1].rstrip()] == [6, "not shown: 1 more server (gpu-manager top SERVER)"]
+    with console.capture() as captured:
+        console.print(gpu_table.servers(rows, 80, 7))
+    assert "not shown" not in captured.get()
+
+
+def test_a_cluster_without_servers_says_how_to_name_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/state.db"
+    shown = CliRunner().invoke(main, ["--store", url, "top", "--once"], env={"COLUMNS": "400"})
+    assert f"no servers yet in {url}: gpu-manager apply FILE" in shown.stdout
 
 
 def test_servers_are_chosen_by_name_and_number(run: Run) -> None:

@@ -6,9 +6,11 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import pexpect
+import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
@@ -32,19 +34,23 @@ def manager(embedded_redis: RedisServer) -> Iterator[GPUResourceManager]:
 
 @pytest.fixture
 def top(manager: GPUResourceManager) -> Iterator[pexpect.spawn]:
+    terminal = terminal_of(manager)
+    yield terminal
+    terminal.close(force=True)
+
+
+def terminal_of(manager: GPUResourceManager, kind: str = "xterm") -> pexpect.spawn:
     arguments = ["-m", "resource_manager.cli", "--store", manager.settings.store, "top", "--every", "0.5"]
-    terminal = pexpect.spawn(
+    return pexpect.spawn(
         sys.executable,
         arguments,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
+        env={**os.environ, "TERM": kind, "COLUMNS": "", "LINES": ""},
         timeout=15,
         encoding="utf-8",
         dimensions=(24, 80),
         # As from a shell's prompt; tests that run in the background of a script have it ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    yield terminal
-    terminal.close(force=True)
 
 
 def report_use(manager: GPUResourceManager, percent: int) -> None:
@@ -82,3 +88,29 @@ def test_it_draws_anew_fits_the_terminal_and_leaves_it_as_it_was(
     top.close()
     assert (top.exitstatus, top.signalstatus) == (0, None)
     assert "Traceback" not in top.before
+
+
+def test_q_ends_it_while_the_store_is_silent(
+    top: pexpect.spawn, manager: GPUResourceManager, embedded_redis: RedisServer
+) -> None:
+    top.expect_exact("gpu-a")
+    with embedded_redis.client() as admin:
+        server = psutil.Process(admin.info("server")["process_id"])
+    server.suspend()
+    try:
+        top.expect_exact("did not answer within 5 s", timeout=60)
+        begun = time.monotonic()
+        top.send("q")
+        top.expect(pexpect.EOF)
+        assert time.monotonic() - begun < 4
+    finally:
+        server.resume()
+    top.close()
+    assert top.exitstatus == 0
+
+
+def test_a_terminal_that_cannot_be_drawn_on_gets_the_table_once(manager: GPUResourceManager) -> None:
+    terminal = terminal_of(manager, "dumb")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert (terminal.exitstatus, "gpu-a" in terminal.before, "\x1b" in terminal.before) == (0, True, False)
