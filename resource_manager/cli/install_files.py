@@ -9,6 +9,7 @@ import click
 from resource_manager.cli.base import BAD_INPUT, FOLDER, Failure, print_json
 from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
+from resource_manager.storage.draft_file import replacing
 
 PACKAGE = Path(__file__).parents[1]
 SERVERS = "deploy/servers.toml"
@@ -66,5 +67,6 @@ def write_files(kind: str, folder: Path, package: Path = PACKAGE) -> list[Path]:
             raise Failure(f"{path} is there and differs: remove it, or name another --output", BAD_INPUT)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with replacing(path) as file:
+            file.write(text)
     return list(texts)

@@ -24,8 +24,16 @@ def extend(path: Path, source: HistorySource) -> int:
     is renamed after its last version and a new one started. Several processes may extend one file. Raises
     `SettingsError` for a file that is not an archive, and `OSError`.
     """
-    if not path.exists():
+    if not path.is_file():  # a missing one, or one that cannot be replaced
         return _begin(path, source)
+    try:
+        return _append(path, source)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # the disk is full, or away
+        raise
+
+
+def _append(path: Path, source: HistorySource) -> int:
     written = 0
     with path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

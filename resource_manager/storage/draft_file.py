@@ -16,11 +16,13 @@ def draft_of(path: Path, mode: int = 0o666) -> Iterator[tuple[int, Path]]:
     """Yield handle and path of a new file that takes the place of `path` at the end, or not at all.
 
     Its mode is `mode` less the umask: who keeps new files to themselves keeps these too. Raises `OSError`
-    with the name `path`, also for a device, pipe or folder, which root would replace.
+    with the name `path`, also for a device, pipe or folder, which root would replace, and for `-`, by which
+    most people mean standard output.
     """
     draft = path.parent / f".{path.stem}-{secrets.token_hex(4)}{path.suffix}"
     try:
-        if path.parent == Path("/dev") or (path.exists() and not path.is_file()):  # /dev/stdout may be a file
+        is_device = path.parent == Path("/dev") or str(path) == "-"  # /dev/stdout may be a file
+        if is_device or (path.exists() and not path.is_file()):
             raise OSError(errno.EINVAL, "not a plain file")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:

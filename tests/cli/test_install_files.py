@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from resource_manager.cli import install_files, main
 from resource_manager.cli.install_files import KINDS
 from resource_manager.manager.cluster_file.reading import load_inventory
+from tests.small_disk import small_disk_at
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,3 +50,11 @@ def test_a_file_that_was_changed_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["servers.toml"], "nothing else was written"
     (tmp_path / "servers.toml").unlink()
     assert [CliRunner().invoke(main, wanted).exit_code for _ in range(2)] == [0, 0], "the same again is fine"
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "small", "size=4k") as folder:
+        (folder / "other").write_text("x" * 4096)
+        refused = CliRunner().invoke(main, ["files", "servers", "--output", str(folder)])
+        assert refused.stderr == f"Error: {folder}/servers.toml: No space left on device\n"
+        assert [path.name for path in folder.iterdir()] == ["other"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage.archive import extend
 from simulator.replay.history import read_history
 from tests.redis_server import RedisServer
+from tests.small_disk import small_disk_at
 
 
 def manager_on(url: str, **settings: Any) -> GPUResourceManager:
@@ -43,6 +45,26 @@ def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
         assert extend(path, manager) == 1400, "more than a page"
     assert versions(path) == list(range(1407))
     assert len(read_history(str(path)).changes) == 1406
+
+
+def test_on_a_full_disk_the_error_names_the_file_and_later_it_is_whole(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "small", "size=64k") as folder, manager_on("memory://") as manager:
+        path = folder / "history.jsonl"
+        assert extend(path, manager) == 0
+        pairs(manager, 20)
+        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_bsize
+        (folder / "other").write_bytes(bytes(free))
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            extend(path, manager)
+        (folder / "other").unlink()
+        extend(path, manager)
+        assert versions(path) == list(range(manager.summary()["version"] + 1))
+
+
+def test_what_is_no_plain_file_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with manager_on("memory://") as manager, pytest.raises(OSError, match=r"not a plain file: '.*pipe'"):
+        extend(tmp_path / "pipe", manager)
 
 
 @pytest.mark.thorough

@@ -27,6 +27,14 @@ def test_what_is_no_plain_file_is_refused_and_stays(special: str, tmp_path: Path
     assert os.path.samestat(before, path.lstat())
 
 
+def test_a_dash_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes it means standard output, and would find a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="not a plain file"), replacing(Path("-")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_is_an_error_of_the_file_that_was_to_be_written(tmp_path: Path) -> None:
     with small_disk_at(tmp_path / "small", "size=64k") as folder:
         (folder / "state").write_text("old")
