@@ -42,4 +42,5 @@ def first_error(error: ValidationError) -> str:
         return first["msg"].removeprefix("Value error, ") + more
     got = first["input"]
     shown = f", got {got!r}" if isinstance(got, int | float | str) else ""
-    return f"{place or 'document'}: {first['msg']}{shown}{more}"
+    rule = first["msg"].replace("valid tuple", "valid list")
+    return f"{place or 'document'}: {rule}{shown}{more}"

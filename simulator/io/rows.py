@@ -99,8 +99,11 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
             header = [name.strip() for name in next(reader, [])]
             for name in columns:
                 if name not in header:
-                    there = f": there is {','.join(header)[:MAX_SHOWN]!r}" if header else ""
-                    raise InputError(f"the column {name} is missing{there}", path=path, line=1)
+                    if not header:
+                        reason = f"it is empty: its first line must name the columns {','.join(columns)}"
+                        raise InputError(reason, path=path, line=1)
+                    there = ",".join(header)[:MAX_SHOWN]
+                    raise InputError(f"the column {name} is missing: there is {there!r}", path=path, line=1)
             for name in header:
                 if name and header.count(name) > 1:
                     raise InputError(f"the column {name} appears twice", path=path, line=1)
@@ -114,6 +117,8 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
         except (UnicodeDecodeError, csv.Error) as error:
             line = reader.line_num or None  # not known of a byte that is no text
             raise InputError(_no_text(path, error), path=path, line=line) from error
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", path=path) from error
 
 
 def _parsed(text: str) -> Any:
@@ -165,6 +170,8 @@ def read_json(path: Path) -> Any:
     """Return the value in a JSON file, gzipped if its name ends in .gz; raise `InputError`."""
     try:
         data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+        if not data.strip():
+            raise InputError("it is empty: it must be JSON", path=path)
         return _parsed(data.decode(json.detect_encoding(data)))
     except RecursionError:
         raise InputError("not JSON: nested too deeply", path=path) from None

@@ -54,6 +54,10 @@ def command(
     trace, history = given.trace, given.history
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
+    if output_dir is not None and (output_dir / "jobs.csv").resolve() in (
+        Path(name).resolve() for name in (given.nodes, given.jobs) if name
+    ):
+        raise BadInput("--output-dir: the results' jobs.csv would replace the trace's; name another folder")
     policy = policy or options.default_policies(trace)[0]
     options.reject_unused_options(given, [policy], [order or options.default_order(history)])
     with progress_bar("replaying") as progress:

@@ -18,6 +18,7 @@ from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.errors import InputError, SimulationError
+from simulator.io.rows import read_csv
 from simulator.replay import metrics
 from simulator.replay.cluster_samples import Sample
 from simulator.replay.job_runs import Record
@@ -264,6 +265,30 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_file_is_called_empty(tmp_path: Path, text: str) -> None:
+    files(tmp_path, text)
+    assert "nodes.csv:1: it is empty: its first line must name the columns node,gpus\n" in (
+        replay(tmp_path).stderr
+    )
+    (tmp_path / "nodes.json").write_text(text)
+    with pytest.raises(InputError, match=r"nodes\.json: it is empty: it must be JSON"):
+        read_workload(tmp_path / "nodes.json", tmp_path / "jobs.csv")
+
+
+def test_a_file_that_fails_while_it_is_read_is_named() -> None:
+    with pytest.raises(InputError, match=r"^/proc/self/mem: cannot be read: Input/output error"):
+        list(read_csv(Path("/proc/self/mem"), ["node"]))
+
+
+def test_results_do_not_replace_the_trace(tmp_path: Path) -> None:
+    _, jobs = files(tmp_path)
+    refused = replay(tmp_path, "--output-dir", str(tmp_path / "." / "x" / ".."))
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "--output-dir: the results' jobs.csv would replace the trace's" in refused.stderr
+    assert jobs.read_text() == JOBS
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl"])

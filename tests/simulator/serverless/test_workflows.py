@@ -273,6 +273,7 @@ def test_the_public_cluster_is_the_default_cluster(shared_data: Path) -> None:
     ("text", "words"),
     [
         ("servers: []", "no NUMA nodes"),
+        ("servers: 3", "servers: Input should be a valid list, got 3"),
         ("servers:" + server(count=0, memory=8), "no NUMA nodes"),
         ("servers:" + server(count=10**8, memory=8), "100,000,000 NUMA nodes; no more than 1,000,000"),
         ("servers:" + server(count=1, memory=8, cold_start_s=1e308), r"servers\[0\]\.cold_start_latency: "),
