@@ -36,7 +36,7 @@ class Settings(BaseModel):
     What belongs to the cluster is stored with it: see `ClusterSettings`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     store: str = Field(
         default="airflow://",

@@ -55,6 +55,8 @@ def test_a_wrong_setting_in_the_file_is_named(tmp_path: Path, text: str, named: 
     [
         ({"lease_ttl_s": -1}, "lease_ttl_s: "),
         ({"lock_timeout_s": -1}, "setting 'lock_timeout_s': must be greater than 0"),
+        ({"lock_timeout_s": "inf"}, "setting 'lock_timeout_s': must be a finite number"),
+        ({"cache_ttl_s": float("inf")}, "setting 'cache_ttl_s': must be a finite number"),
         (
             {"lock_timeout": 5},
             r"setting 'lock_timeout': there is no such setting; did you mean lock_timeout_s\?",

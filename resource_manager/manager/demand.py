@@ -341,7 +341,8 @@ def in_words(entry: ErrorDetails) -> str:
         rule = f"may have only the characters {plain[1]}" if plain else f"must be of the form {pattern}"
         return f"{rule}, got {entry['input']!a:.100}"
     if _SHOULD.match(entry["msg"]):
-        return f"{_SHOULD.sub('must ', entry['msg'])}, got {entry['input']!a:.100}"
+        rule = _SHOULD.sub("must ", entry["msg"]).replace("valid tuple", "valid list")
+        return f"{rule}, got {entry['input']!a:.100}"
     return entry["msg"].removeprefix("Value error, ")
 
 
