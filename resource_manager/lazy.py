@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -45,3 +46,14 @@ def lazy_module(name: str) -> ModuleType:
     if package:  # as `import` does
         setattr(sys.modules[package], last, module)
     return module
+
+
+def program_of(module: str) -> Callable[[], Any]:
+    """Return a module's `main`; Ctrl-C while it is loaded ends this process at once, without a traceback."""
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background of a script
+    if hears:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    main: Callable[[], Any] = import_module(module).main
+    if hears:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main

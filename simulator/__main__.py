@@ -1,6 +1,11 @@
 """`python -m simulator` is `gpu-simulate`."""
 
-from simulator.cli import main
+from resource_manager.lazy import program_of
+
+
+def main() -> None:
+    program_of("simulator.cli")()
+
 
 if __name__ == "__main__":
     main()

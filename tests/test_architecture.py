@@ -31,6 +31,7 @@ LADDER = (
 """The parts of resource_manager; each may import itself and the parts of earlier rows."""
 
 OF_SIMULATOR = (
+    "lazy",
     "errors",
     "settings",  # the live default order, for a replay of one's own history
     "core",
@@ -49,7 +50,8 @@ OF_AIRFLOW = "resource_manager.airflow.version_compat"
 QUEUE_ORDERS = "resource_manager.scheduling.queue.orders"
 """The file of all queue orders."""
 
-AT_ROOT = {"__init__.py", "errors.py", "lazy.py", "settings.py", "testing.py", "words.py", "py.typed"}
+MODULES_AT_ROOT = ("__init__", "__main__", "errors", "lazy", "settings", "testing", "words")
+AT_ROOT = {"py.typed", *(f"{name}.py" for name in MODULES_AT_ROOT)}
 PURE = ("core", "scheduling")
 IMPURE = {
     "asyncio",

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -85,6 +86,35 @@ def test_a_wait_after_a_signal_has_an_end(signals: Signals) -> None:
     begun_at = time.monotonic()
     assert not signals.is_settled(Future(), 60.0, 0.1)
     assert time.monotonic() - begun_at < 10
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "output"), [("default_int_handler", -signal.SIGINT, ""), ("SIG_IGN", 0, "SIG_IGN\n")]
+)
+def test_ctrl_c_while_a_program_is_loaded_ends_it_without_a_word(
+    before: str, code: int, output: str, tmp_path: Path
+) -> None:
+    (tmp_path / "loads.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+        "def main():\n    print(signal.getsignal(signal.SIGINT).name)\n"
+    )
+    script = (
+        "import signal; from resource_manager.lazy import program_of\n"
+        f"signal.signal(signal.SIGINT, signal.{before})\nprogram_of('loads')()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, output, "")
+
+
+def test_ctrl_c_is_an_interrupt_again_once_a_program_runs(tmp_path: Path) -> None:
+    script = (
+        "import signal; from resource_manager.lazy import program_of\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nprogram_of('simulator.cli')\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "True\n"
 
 
 def test_handlers_are_as_before_afterwards() -> None:
