@@ -101,6 +101,7 @@ def read_backup(path: Path) -> Backup:
             bool(value["is_final"]),
             tuple(dict(row) for row in value["tokens"]),
         )
+        ClusterState.from_snapshot(backup.snapshot)  # else restored, it could never be opened
         if not (backup.name and re.fullmatch("[0-9a-f]*", backup.incarnation)):
             raise ValueError(backup.incarnation)
         return backup

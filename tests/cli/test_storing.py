@@ -140,3 +140,19 @@ def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:
     assert result.exit_code == 2
     assert says in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_file_that_could_not_be_opened_once_restored_changes_nothing(tmp_path: Path) -> None:
+    """Such as one out of which somebody has cut a server."""
+    old, new, file = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db", tmp_path / "state.json"
+    assert run(old, "apply", "--yes", SERVERS).exit_code == 0
+    assert run(old, "allocate", "train", "--gpus", "2").exit_code == 0
+    assert run(old, "store", "backup", str(file)).exit_code == 0
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, "state": {**whole["state"], "nodes": []}}))
+    refused = run(new, "store", "restore", str(file))
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.output
+    assert refused.stderr.startswith(f"Error: {file}: the state refers to server 'gpu-server-0'"), (
+        refused.stderr
+    )
+    assert "holds no state" in run(new, "store", "backup", str(file)).stderr
