@@ -23,8 +23,15 @@ from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, Clust
 from resource_manager.manager.cluster_file.sign_on import difference
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
 from resource_manager.manager.cluster_results import ClusterDiff, ClusterView
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.server_gpus import replacement
-from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
+from resource_manager.manager.wording import (
+    bounded,
+    changed_in_words,
+    entries_changed,
+    gpus_in_words,
+    value_in_words,
+)
 from resource_manager.scheduling.placement.policies import get_policy, package_of
 from resource_manager.scheduling.queue.orders import get_order
 
@@ -170,14 +177,8 @@ class _Planning:
 
     def _health(self, before: Sequence[HealthRule], after: Sequence[HealthRule]) -> None:
         old, new = ({rule.condition: rule for rule in rules} for rules in (before, after))
-        for condition in sorted({*old, *new}):
-            mine, other = old.get(condition), new.get(condition)
-            if mine is None and other is not None:
-                self._say("+", f"health {condition}: {other.action}")
-            elif other is None and mine is not None:
-                self._say("-", f"health {condition}: {mine.action}")
-            elif mine is not None and other is not None and mine != other:
-                self._say("~", f"health {condition}: {mine.action} → {other.action}")
+        for sign, condition, rules in entries_changed(old, new):
+            self._say(sign, f"health {condition}: {' → '.join(rule.action for rule in rules)}")
 
     # ---- [[servers]] ----
 
@@ -225,7 +226,8 @@ class _Planning:
             keys = (*address, *(gpu.uuid for gpu in node.gpus))
             other = next((held[key] for key in keys if key in held and held[key].name != node.name), None)
             if other is not None:
-                why = f"it has GPUs of {other.name}, on which {_leases(len(other.leases))} must end before"
+                leases = counted(len(other.leases), "lease")
+                why = f"it has GPUs of {other.name}, on which {leases} must end before"
                 self._refuse("~", f"server {node.name}", why, f"servers.{number}")
 
     def _with_known(self, number: int, node: Node) -> Node:
@@ -242,12 +244,11 @@ class _Planning:
     def _leaves(self, state: NodeState) -> None:
         many = len(state.leases)
         if not many or state.name in self._options.retire:
-            until = f", once {_leases(many)} ended" if many else ""
+            until = f", once {counted(many, 'lease')} ended" if many else ""
             self._say("-", f"server {state.name}{until}")
             return
-        self._refuse(
-            "-", f"server {state.name}", f"it has {_leases(many)} (--retire {state.name})", "servers"
-        )
+        why = f"it has {counted(many, 'lease')} (--retire {state.name})"
+        self._refuse("-", f"server {state.name}", why, "servers")
 
     def _changed_server(self, old: Node, new: Node) -> None:
         if old == new:
@@ -365,10 +366,6 @@ def _adopted(node: Node, adoption: Adoption) -> str:
         f"its {gpus_in_words(adoption.gpus)} were adopted at {as_text(adoption.at)}{by}, and the file says "
         f"{gpus_in_words(node.gpus)} with other ids or UUIDs (--force takes the file's)"
     )
-
-
-def _leases(many: int) -> str:
-    return f"{many} lease{'' if many == 1 else 's'}"
 
 
 def _window(window: Window) -> str:

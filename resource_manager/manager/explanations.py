@@ -98,9 +98,7 @@ def quotes(
 
     `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
     """
-    chosen = None
-    if members is not None:
-        chosen = admission.quote(cluster, request, members, now, now)
+    chosen = None if members is None else admission.quote(cluster, request, members, now, now)
     return {
         "price_per_hour": None if chosen is None else chosen.price_per_hour,
         "price": None if chosen is None else chosen.price,

@@ -9,6 +9,7 @@ from resource_manager.errors import ClusterFileError, ResourceManagerError
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_results import ClusterDiff
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.results import Summary
 
 
@@ -25,5 +26,4 @@ def _file_notice(path: Path, diff: Callable[[ClusterForm], ClusterDiff]) -> list
         return [str(error)]
     except ResourceManagerError as error:  # it is refused, or a service does not let this caller compare
         return [f"{path.name} cannot be compared: {error}"]
-    many = f"{lines} line{'' if lines == 1 else 's'}"
-    return [f"{path.name} differs ({many}): gpu-manager diff"] if lines else []
+    return [f"{path.name} differs ({counted(lines, 'line')}): gpu-manager diff"] if lines else []

@@ -36,6 +36,8 @@ BUILT_IN_GPUS = (2, 8)
 """The original's servers, and the minimum and maximum of GPUs that a task may request there."""
 
 _PLAIN = re.compile("[!-~]*").fullmatch
+_NAMES = ("lease_id", "team", "owner", "vendor", "same", "prefer_same")
+_names_in = attrgetter(*_NAMES)
 
 _SHARED = {
     each.name: name
@@ -208,16 +210,8 @@ def _is_plain(request: Request) -> bool:
 
     Its names are short, of visible ASCII characters, and it has neither lists nor mappings besides the CPUs.
     """
-    names = (
-        request.lease_id,
-        request.team,
-        request.owner,
-        request.vendor,
-        request.same,
-        request.prefer_same,
-    )
     is_more = request.gpu_types or request.labels or request.labels_required or len(request.resources) > 1
-    return not is_more and all(map(_PLAIN, names))
+    return not is_more and all(map(_PLAIN, _names_in(request)))
 
 
 def checked(request: Request) -> Request:
@@ -226,10 +220,7 @@ def checked(request: Request) -> Request:
     A request that other processes could not read would lock all of them out of the state, and a name must
     not be able to forge a log line.
     """
-    single = {
-        name: (getattr(request, name),)
-        for name in ("lease_id", "team", "owner", "vendor", "same", "prefer_same")
-    }
+    single = {field: (name,) for field, name in zip(_NAMES, _names_in(request), strict=True)}
     several = {
         "gpu_types": request.gpu_types,
         "resources": request.resources,

@@ -81,12 +81,6 @@ def gpu_usage(state: NodeState) -> Usage:
     return _usage(state, state.whole_free, len(state.gpu_free), withheld)
 
 
-def gpu_milli_usage(state: NodeState) -> Usage:
-    """Return the usage in thousandths of GPUs."""
-    withheld = sum(withheld_milli(state).values())
-    return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free), withheld)
-
-
 def cpu_usage(state: NodeState) -> Usage:
     """Return the usage of CPUs; none is free if the inventory shrank below the leases."""
     return _usage(state, max(state.free.get("cpus", 0), 0), state.node.resources.get("cpus", 0))
@@ -128,7 +122,9 @@ def server(state: NodeState) -> ServerSummary:
     and the unused GPUs that are closed or being cleaned; none of it is in `available_gpus`, `available_cpus`
     or `free_gpu_milli`.
     """
-    gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
+    gpus, cpus = gpu_usage(state), cpu_usage(state)
+    withheld = sum(withheld_milli(state).values())
+    milli = _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free), withheld)
     return {
         "server_id": state.node.server_id,
         "server_name": state.name,

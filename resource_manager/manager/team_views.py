@@ -14,7 +14,7 @@ from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.cluster_results import TeamsView, TeamView
-from resource_manager.manager.wording import changed_in_words, value_in_words
+from resource_manager.manager.wording import changed_in_words, entries_changed, value_in_words
 
 
 def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> None:
@@ -50,28 +50,17 @@ def _wrong(team: str, field: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError("{}: {}", ".".join(map(short, parts)), reason, field=dotted(parts))
 
 
-def capacity_by_type(cluster: ClusterState) -> Counter[str]:
-    """Return the number of GPUs in the inventory by type; servers that left it do not count."""
-    found: Counter[str] = Counter()
-    for state in cluster.nodes:
-        if not state.retired:
-            found.update(gpu.gpu_type for gpu in state.node.gpus)
-    return found
-
-
 def difference(before: Teams, after: Teams) -> Iterator[str]:
     """Yield what differs between two sets of rules, a line each, in the words of the file."""
     old, new = stated(before), stated(after)
     yield from _changed("", old | {"teams": 0}, new | {"teams": 0})
-    for team in sorted({*old["teams"], *new["teams"]}):
-        mine, other = old["teams"].get(team), new["teams"].get(team)
-        if mine is None:
-            said = "".join(f", {name} {value_in_words(value)}" for name, value in other.items())
-            yield f"+ team {team}{said}"
-        elif other is None:
-            yield f"- team {team}"
+    for sign, team, rules in entries_changed(old["teams"], new["teams"]):
+        if sign == "~":
+            yield from _changed(f"teams.{team}.", *rules)
         else:
-            yield from _changed(f"teams.{team}.", mine, other)
+            stated_new = new["teams"].get(team, {}).items()
+            said = "".join(f", {name} {value_in_words(value)}" for name, value in stated_new)
+            yield f"{sign} team {team}{said}"
 
 
 def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -94,7 +83,7 @@ def view(cluster: ClusterState) -> TeamsView:
         "preemption_delay_s": rules.preemption_delay_s,
         "half_life_s": rules.half_life_s,
         "gpu_weights": dict(rules.gpu_weights),
-        "capacity": capacity_by_type(cluster).total(),
+        "capacity": sum(len(state.node.gpus) for state in cluster.nodes if not state.retired),
         "teams": [
             _view(account, waiting[account.name], asked[account.name])
             for account in ledger.accounts.values()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import as_text, preemptor_in_words
@@ -16,6 +16,8 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.plurals import counted, numbered_gpus
 
+T = TypeVar("T")
+
 MAX_LINES = 50
 """The most lines of a change, which stay in the history; a last one says that there are more."""
 
@@ -23,56 +25,43 @@ MAX_LINE = 300
 
 
 class What(StrEnum):
-    """What a change does, in the words of the commands: what the history can be asked for."""
+    """What a change does, in the words of the commands: what the history can be asked for.
 
-    SUBMIT = "submit"
-    GRANT = "grant"
-    PLACE = "place"
-    RENEW = "renew"
-    RELEASE = "release"
-    EXPIRE = "expire"
-    QUARANTINE = "quarantine"
-    CANCEL = "cancel"
-    DEADLINE = "deadline"
-    ANNOUNCE = "announce"
-    PREEMPT = "preempt"
-    DRAIN = "drain"
-    RESUME = "resume"
-    CLEAN_GPU = "clean-gpu"
-    AGENT = "agent"
-    MAINTENANCE = "maintenance"
-    TEAMS = "teams"
-    SERVERS = "servers"
-    SETTINGS = "settings"
+    `kinds` are those of the changes that do it, as the history writes them.
+    """
 
+    kinds: tuple[str, ...]
 
-KINDS: dict[What, tuple[str, ...]] = {
-    What.SUBMIT: ("queued",),
-    What.GRANT: ("granted",),
-    What.PLACE: ("jobplaced",),
-    What.RENEW: ("renewed",),
-    What.RELEASE: ("released", "membersreleased"),
-    What.EXPIRE: ("expired",),
-    What.QUARANTINE: ("quarantined",),
-    What.CANCEL: ("cancelled",),
-    What.DEADLINE: ("deadlinerisk",),
-    What.ANNOUNCE: ("announced", "withdrawn"),
-    What.PREEMPT: ("preempting",),
-    What.DRAIN: ("drained", "gpuclosed"),
-    What.RESUME: ("resumed", "gpuopened"),
-    What.CLEAN_GPU: ("gpucleaned",),
-    What.AGENT: ("agentseen", "agentlost"),
-    What.MAINTENANCE: ("maintenancechanged",),
-    What.TEAMS: ("teamschanged",),
-    What.SERVERS: ("inventorychanged",),
-    What.SETTINGS: ("clustersettingschanged",),
-}
-"""Kinds of changes, as the history writes them, that do each."""
+    def __new__(cls, text: str, *kinds: str) -> Self:
+        self = str.__new__(cls, text)
+        self._value_, self.kinds = text, kinds
+        return self
+
+    SUBMIT = "submit", "queued"
+    GRANT = "grant", "granted"
+    PLACE = "place", "jobplaced"
+    RENEW = "renew", "renewed"
+    RELEASE = "release", "released", "membersreleased"
+    EXPIRE = "expire", "expired"
+    QUARANTINE = "quarantine", "quarantined"
+    CANCEL = "cancel", "cancelled"
+    DEADLINE = "deadline", "deadlinerisk"
+    ANNOUNCE = "announce", "announced", "withdrawn"
+    PREEMPT = "preempt", "preempting"
+    DRAIN = "drain", "drained", "gpuclosed"
+    RESUME = "resume", "resumed", "gpuopened"
+    CLEAN_GPU = "clean-gpu", "gpucleaned"
+    AGENT = "agent", "agentseen", "agentlost"
+    MAINTENANCE = "maintenance", "maintenancechanged"
+    TEAMS = "teams", "teamschanged"
+    SERVERS = "servers", "inventorychanged"
+    SETTINGS = "settings", "clustersettingschanged"
+
 
 WORDS = {
     kind: what if number == 0 else f"{what} ({kind})"
-    for what, kinds in KINDS.items()
-    for number, kind in enumerate(kinds)
+    for what in What
+    for number, kind in enumerate(what.kinds)
 }
 """Kind of change -> what it does, with the kind of those that are not the usual one."""
 
@@ -88,6 +77,16 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 def changed_in_words(what: str, before: Any, after: Any) -> str:
     """Return a line of a difference: `~ order priority → fifo`."""
     return f"~ {what} {value_in_words(before)} → {value_in_words(after)}"
+
+
+def entries_changed(old: Mapping[str, T], new: Mapping[str, T]) -> Iterator[tuple[str, str, list[T]]]:
+    """Yield sign and key of each entry that differs, by key, and its values before and after."""
+    for key in sorted({*old, *new}):
+        values = [entries[key] for entries in (old, new) if key in entries]
+        if len(values) == 1:
+            yield "+" if key in new else "-", key, values
+        elif old[key] != new[key]:
+            yield "~", key, values
 
 
 def value_in_words(value: Any) -> str:
@@ -123,7 +122,7 @@ def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:
 
     A `*` in the name stands for any text.
     """
-    if what is not None and change["change"] not in KINDS[what]:
+    if what is not None and change["change"] not in what.kinds:
         return False
     who = change.get("by", "")
     return not by or _is_like(who, by)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -54,24 +55,19 @@ def is_known(text: str | bytes) -> bool:
     return _parse(text if isinstance(text, str) else text.decode()).get("change") in _CHANGES
 
 
-class _Adapters(dict[type, TypeAdapter[Any]]):
-    """One adapter a class, created on first use: creation takes a millisecond, and commands need few."""
-
-    def __missing__(self, kind: type) -> TypeAdapter[Any]:
-        # Dataclasses of `core` know nothing of pydantic; the classes inside this one inherit the setting.
-        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-        adapter = self[kind] = TypeAdapter(kind)
-        return adapter
-
-
-_ADAPTERS = _Adapters()
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """Return the adapter of a class, once it is needed: creation takes a millisecond."""
+    # Dataclasses of `core` know nothing of pydantic; the classes inside this one inherit the setting.
+    kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return TypeAdapter(kind)
 
 
 def change_to_json(change: Change) -> str:
     """Return a change as one line of JSON; its first key, `change`, is the kind in lower case."""
     tag = _TAGS[type(change)]
     try:
-        body = _ADAPTERS[type(change)].serializer.to_json(change, exclude_defaults=True, warnings="error")
+        body = _adapter(_CHANGES[tag]).serializer.to_json(change, exclude_defaults=True, warnings="error")
     except PydanticSerializationError as error:  # nobody could read it back
         raise InvalidRequestError("{}", f"a {tag} change cannot be stored: {_in_a_line(error)}") from error
     return f'{_TAG_KEY}{tag}",{body[1:].decode()}'
@@ -89,7 +85,7 @@ def change_from_json(text: str | bytes) -> Change:
         if tag in _CHANGES:
             try:
                 body = "{" + text[len(_TAG_KEY) + len(tag) + 2 :]
-                return _ADAPTERS[_CHANGES[tag]].validate_json(body)  # type: ignore[no-any-return]
+                return _adapter(_CHANGES[tag]).validate_json(body)  # type: ignore[no-any-return]
             except ValidationError as error:
                 if not _skips.get():
                     raise _unreadable(f"a {tag} change", error) from error
@@ -99,7 +95,7 @@ def change_from_json(text: str | bytes) -> Change:
 def change_to_dict(change: Change) -> dict[str, Any]:
     """Return a change as plain values; `change` is its kind in lower case."""
     tag = _TAGS[type(change)]
-    return {"change": tag, **_ADAPTERS[type(change)].dump_python(change, mode="json", exclude_defaults=True)}
+    return {"change": tag, **_adapter(_CHANGES[tag]).dump_python(change, mode="json", exclude_defaults=True)}
 
 
 def change_from_dict(value: Mapping[str, Any]) -> Change:
@@ -128,7 +124,7 @@ def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
     """Return a whole state as plain values, with the format version."""
     return {
         "format": STORED_FORMAT,
-        **_ADAPTERS[Snapshot].dump_python(snapshot, mode="json", exclude_defaults=True),
+        **_adapter(Snapshot).dump_python(snapshot, mode="json", exclude_defaults=True),
     }
 
 
@@ -145,8 +141,8 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
 def as_stored(request: Request) -> Request:
     """Return the request as it is read back; raises `InvalidRequestError` if unreadable or too large."""
     try:
-        text = _ADAPTERS[Request].dump_json(request, exclude_defaults=True, warnings=False)
-        again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
+        text = _adapter(Request).dump_json(request, exclude_defaults=True, warnings=False)
+        again: Request = _adapter(Request).validate_json(text, strict=True)
     except ValidationError as error:
         where = error.errors(include_url=False)[0]["loc"]
         raise InvalidRequestError("{}", _first(error), field=str(where[0]) if where else None) from error
@@ -183,7 +179,7 @@ def check_format(version: object, where: str) -> None:
 def _validated(kind: type, value: dict[str, Any]) -> Any:
     """Return the value as that class, where they are skipped without the fields that it does not know."""
     try:
-        return _ADAPTERS[kind].validate_python(value)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
         unknown = [each["loc"] for each in error.errors(include_url=False) if each["type"] == _UNKNOWN_FIELD]
         if not _skips.get() or not unknown:

@@ -12,7 +12,6 @@ from resource_manager.core import changes, cluster
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
-from resource_manager.manager import wording
 from resource_manager.manager.wording import What, describe, matches
 from resource_manager.scheduling.accounting.lives import lives_of
 from resource_manager.scheduling.placement.policies import get_policy
@@ -28,9 +27,7 @@ TABLES = {
     "core/changes.py": lambda: set(get_args(Change)),
     "core/cluster.py": lambda: set(cluster._APPLY),
     "storage/redis/layout.py": lambda: set(layout.OPERATIONS),
-    "manager/wording.py": lambda: {
-        codec._CHANGES[kind] for kinds in wording.KINDS.values() for kind in kinds
-    },
+    "manager/wording.py": lambda: {codec._CHANGES[kind] for what in What for kind in what.kinds},
 }
 """The product files that must know every kind, with the kinds that each knows."""
 
@@ -59,7 +56,7 @@ def new_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(codec._TAGS, Inspected, "inspected")
     monkeypatch.setitem(cluster._APPLY, Inspected, lambda state, change: state.node(change.node))
     monkeypatch.setitem(layout.OPERATIONS, Inspected, ("rule", lambda change: f"inspected:{change.node}"))
-    monkeypatch.setitem(wording.KINDS, What.AGENT, (*wording.KINDS[What.AGENT], "inspected"))
+    monkeypatch.setattr(What.AGENT, "kinds", (*What.AGENT.kinds, "inspected"))
 
 
 def test_a_new_kind_goes_through_stores_history_walk_words_and_replay(

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from resource_manager.core.cluster_settings import SignOn, SignOnGroup
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.manager.demand_fields import Name
-from resource_manager.manager.wording import changed_in_words, value_in_words
+from resource_manager.manager.wording import changed_in_words, entries_changed, value_in_words
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 MAX_TOKEN_LIFE_S = 366 * 86_400.0
@@ -104,11 +104,5 @@ def difference(before: SignOn | None, after: SignOn | None) -> Iterator[str]:
         if old.get(key) != new.get(key):
             values = (form.get(key, DEFAULTS.get(key) if form else None) for form in (old, new))
             yield changed_in_words(f"sign_on {key}", *values)
-    for name in sorted({*groups[0], *groups[1]}):
-        mine, other = groups[0].get(name), groups[1].get(name)
-        if mine is None:
-            yield f"+ sign_on group {name}: {value_in_words(other)}"
-        elif other is None:
-            yield f"- sign_on group {name}: {value_in_words(mine)}"
-        elif mine != other:
-            yield changed_in_words(f"sign_on group {name}:", mine, other)
+    for sign, name, tables in entries_changed(*groups):
+        yield f"{sign} sign_on group {name}: {' → '.join(map(value_in_words, tables))}"

@@ -21,6 +21,9 @@ from resource_manager.manager.cluster_file.sign_on import form_of
 TABLES_WITHIN = {(), ("teams",), ("sign_on", "groups")}
 """Tables whose tables have a header each; others are written in one line."""
 
+USUAL = {"vendor": "nvidia", "gang_ports": list(GANG_PORTS)}
+"""Values of servers that are not stated, besides empty ones."""
+
 
 def sections_of(cluster: ClusterState) -> dict[str, Any]:
     """Return what is stored, but for leases and other state, in the form of a file; no defaults."""
@@ -54,39 +57,32 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
     next_id = 0
     for node in nodes:
         resources = dict(node.resources)
-        found: dict[str, Any] = {"name": node.name}
-        if node.server_id != next_id:
-            found["id"] = node.server_id
-        next_id = node.server_id + 1
-        if node.address:
-            found["address"] = node.address
-        found["cpus"] = resources.pop("cpus", 0)
-        if "memory_mib" in resources:
-            found["memory_mib"] = resources.pop("memory_mib")
-        if node.vendor != "nvidia":
-            found["vendor"] = node.vendor
-        if node.interface:
-            found["interface"] = node.interface
-        if node.gang_ports != GANG_PORTS:
-            found["gang_ports"] = list(node.gang_ports)
-        if node.mps:
-            found["mps"] = node.mps == MPS_FOLDER or node.mps
-        if node.confine:
-            found["confine"] = node.confine
-        if node.writable:
-            found["writable"] = list(node.writable)
-        if node.job_user:
-            found["job_user"] = node.job_user
-        if node.islands:
-            found["islands"] = [list(island) for island in node.islands]
-        if resources:
-            found["resources"] = resources
         ours = RUNS_JOBS if node.job_user else {}
-        if stated := {name: text for name, text in node.labels.items() if (name, text) not in ours.items()}:
-            found["labels"] = stated
-        if node.gpus:
-            found |= _alike(node) or {"gpus": list(_gpus(node.gpus))}
-        yield found
+        found = {
+            "name": node.name,
+            "id": None if node.server_id == next_id else node.server_id,
+            "address": node.address,
+            "cpus": resources.pop("cpus", 0),
+            "memory_mib": resources.pop("memory_mib", None),
+            "vendor": node.vendor,
+            "interface": node.interface,
+            "gang_ports": list(node.gang_ports),
+            "mps": node.mps == MPS_FOLDER or node.mps,
+            "confine": node.confine,
+            "writable": list(node.writable),
+            "job_user": node.job_user,
+            "islands": [list(island) for island in node.islands],
+            "resources": resources,
+            "labels": {name: text for name, text in node.labels.items() if (name, text) not in ours.items()},
+        }
+        next_id = node.server_id + 1
+        gpus = (_alike(node) or {"gpus": list(_gpus(node.gpus))}) if node.gpus else {}
+        yield {**_unusual(found), **gpus}
+
+
+def _unusual(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file has to state of a table."""
+    return {key: value for key, value in table.items() if value not in (USUAL.get(key, ""), None, [], {})}
 
 
 def _alike(node: Node) -> dict[str, Any]:
@@ -99,46 +95,43 @@ def _alike(node: Node) -> dict[str, Any]:
         or any(gpu != replace(first, gpu_id=number) for number, gpu in enumerate(node.gpus))
     ):
         return {}
-    return {
-        "gpus": len(node.gpus),
-        **({"gpu_type": first.gpu_type} if first.gpu_type else {}),
-        **({"gpu_memory_mib": first.memory_mib} if first.memory_mib else {}),
-    }
+    memory_mib = first.memory_mib or None
+    return _unusual({"gpus": len(node.gpus), "gpu_type": first.gpu_type, "gpu_memory_mib": memory_mib})
 
 
 def _gpus(gpus: Sequence[Gpu]) -> Iterator[dict[str, Any]]:
     for _, found in groupby(gpus, key=lambda gpu: (replace(gpu, gpu_id=0, uuid=""), not gpu.uuid)):
         group = list(found)
         first = group[0]
-        yield {
-            "ids": [gpu.gpu_id for gpu in group],
-            **({"type": first.gpu_type} if first.gpu_type else {}),
-            **({"vendor": first.vendor} if first.vendor != "nvidia" else {}),
-            **({"memory_mib": first.memory_mib} if first.memory_mib else {}),
-            **({"uuids": [gpu.uuid for gpu in group]} if first.uuid else {}),
-        }
+        yield _unusual(
+            {
+                "ids": [gpu.gpu_id for gpu in group],
+                "type": first.gpu_type,
+                "vendor": first.vendor,
+                "memory_mib": first.memory_mib or None,
+                "uuids": [gpu.uuid for gpu in group] if first.uuid else None,
+            }
+        )
 
 
 def _window(window: Window) -> dict[str, Any]:
-    return {
-        "servers": list(window.servers),
-        "from": as_text(window.begin),
-        "until": as_text(window.end),
-        "every": "week",
-        **({"reason": window.reason} if window.reason else {}),
-        **({"preempt": True} if window.preempt else {}),
-    }
+    return _unusual(
+        {
+            "servers": list(window.servers),
+            "from": as_text(window.begin),
+            "until": as_text(window.end),
+            "every": "week",
+            "reason": window.reason,
+            "preempt": window.preempt or None,
+        }
+    )
 
 
 def _rule(rule: HealthRule) -> Any:
     if not (rule.text or rule.todo or rule.recovers):
         return rule.action
-    return {
-        "action": rule.action,
-        **({"text": rule.text} if rule.text else {}),
-        **({"todo": rule.todo} if rule.todo else {}),
-        **({"recovers": True} if rule.recovers else {}),
-    }
+    recovers = rule.recovers or None
+    return _unusual({"action": rule.action, "text": rule.text, "todo": rule.todo, "recovers": recovers})
 
 
 def to_toml(sections: Mapping[str, Any]) -> str:

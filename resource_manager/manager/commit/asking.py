@@ -121,22 +121,16 @@ def with_by(changes: Sequence[Change], by: str, sequence: int) -> list[Change]:
     """
     stamped: list[Change] = []
     for change in changes:
-        kind = type(change)
+        kind: type = type(change)
         if kind is Granted:
             is_asked = change.lease.sequence > sequence  # type: ignore[union-attr]
         else:
             is_asked = kind is not DeadlineRisk and (kind is not Preempting or not stamped)
-        stamped.append(_COPIES[kind](change, by) if is_asked else change)
+        stamped.append(_copy_of(kind)(change, by) if is_asked else change)
     return stamped
 
 
-class _Copies(dict[type, Callable[[Any, str], Change]]):
-    """One function a class that copies a change with another `by`, made on first use."""
-
-    def __missing__(self, kind: type[Change]) -> Callable[[Any, str], Change]:
-        copy: Callable[[Any, str], Change] = direct_copy(kind, "by")
-        self[kind] = copy
-        return copy
-
-
-_COPIES = _Copies()
+@cache
+def _copy_of(kind: type[Change]) -> Callable[[Any, str], Change]:
+    """Return the function that copies a change of that kind with another `by`."""
+    return direct_copy(kind, "by")

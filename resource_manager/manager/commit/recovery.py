@@ -158,7 +158,8 @@ class Recovery:
                 suspension, is_begun = self._store.suspend(jump)
                 self._ends_at = time.monotonic() + suspension.until - self._store.now()
                 if is_begun:
-                    logger.warning("grants and expirations pause for all: %s saw the jump", _who(is_seen))
+                    who = "a second machine" if is_seen else "the only machine that watches the clock"
+                    logger.warning("grants and expirations pause for all: %s saw the jump", who)
                     self._extends = jump if jump.seconds > 0 else None
         except ResourceManagerError as error:
             logger.warning("the jump of the store's clock was not told to others yet: %s", error)
@@ -179,7 +180,3 @@ class Recovery:
 def _is_watching(other: Sighting, jump: ClockJump, now: float) -> bool:
     """Return whether a machine watched the clock a moment ago, by the clock before the jump or after it."""
     return min(abs(now - other.seen_at), abs(now - jump.seconds - other.seen_at)) < WATCHING_S
-
-
-def _who(is_second: bool) -> str:
-    return "a second machine" if is_second else "the only machine that watches the clock"

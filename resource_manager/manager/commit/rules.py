@@ -118,7 +118,8 @@ class RuleBook:
                 policy = WithoutFaults(policy, self._note)
         except PolicyError as error:
             package = settings.policy_package or "another version of this software"
-            refusal = misconfigured(f"{error}: install {package} where process {_this_process()} runs")
+            process = f"{os.getpid()} on {socket.gethostname()}"
+            refusal = misconfigured(f"{error}: install {package} where process {process} runs")
         return Rules(policy, order, Limits(price_admission(settings), settings.maintenance_guard_s), refusal)
 
 
@@ -127,7 +128,3 @@ def price_admission(settings: ClusterSettings) -> PriceAdmission | None:
     if settings.admission == "open" or settings.price_low is None or settings.price_high is None:
         return None
     return PriceAdmission(settings.price_low, settings.price_high)
-
-
-def _this_process() -> str:
-    return f"{os.getpid()} on {socket.gethostname()}"
