@@ -179,10 +179,11 @@ class ClusterState(LeasedNodes):
 
     # ---- the only mutation ----
 
-    def apply(self, change: changes.Change) -> None:
-        """Apply one change; on `CapacityError` or a lookup error the state is unchanged."""
-        _APPLY[type(change)](self, change)
-        self.version += 1
+    def apply(self, *together: changes.Change) -> None:
+        """Apply changes in order; on `CapacityError` or a lookup error that change, and the rest, is not."""
+        for change in together:
+            _APPLY[type(change)](self, change)
+            self.version += 1
 
     # ---- one method for each kind of change ----
 
@@ -266,9 +267,6 @@ class ClusterState(LeasedNodes):
             raise LeaseNotFoundError(change.lease_id)
         self._undone_by(self.pending.__setitem__, pending.lease_id, pending)
 
-    def _drained(self, change: changes.Drained) -> None:
-        self._change_drained(self.node(change.node), change)
-
     def _resumed(self, change: changes.Resumed) -> None:
         state = self.node(change.node)
         self._change_drained(state, None)
@@ -281,12 +279,6 @@ class ClusterState(LeasedNodes):
         self._set_teams(change.teams, uses)
         self._undone_by(setattr, self, "ledger", before)
 
-    def _maintenance_changed(self, change: changes.MaintenanceChanged) -> None:
-        self._set("windows", change.windows)
-
-    def _settings_changed(self, change: changes.ClusterSettingsChanged) -> None:
-        self._set("settings", change.settings)
-
     def _deadline_risk(self, change: changes.DeadlineRisk) -> None:
         others = {name: ends_by for name, ends_by in self.at_risk.items() if name != change.lease_id}
         risk = {} if change.ends_by is None else {change.lease_id: change.ends_by}
@@ -294,9 +286,6 @@ class ClusterState(LeasedNodes):
 
     def _announced(self, change: changes.Announced) -> None:
         self._set("announced", {**self.announced, change.lease_id: change})
-
-    def _withdrawn(self, change: changes.Withdrawn) -> None:
-        self._no_longer_announced((change.lease_id,))
 
     def _made(self, lease_id: str) -> None:
         """End the announcement of a request that is made now."""
@@ -356,16 +345,16 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     changes.Cancelled: ClusterState._cancelled,
     changes.DeadlineRisk: ClusterState._deadline_risk,
     changes.Announced: ClusterState._announced,
-    changes.Withdrawn: ClusterState._withdrawn,
-    changes.Drained: ClusterState._drained,
+    changes.Withdrawn: lambda state, change: state._no_longer_announced((change.lease_id,)),
+    changes.Drained: lambda state, change: state._change_drained(state.node(change.node), change),
     changes.Resumed: ClusterState._resumed,
     changes.TeamsChanged: ClusterState._teams_changed,
-    changes.MaintenanceChanged: ClusterState._maintenance_changed,
+    changes.MaintenanceChanged: lambda state, change: state._set("windows", change.windows),
     changes.AgentSeen: ClusterState._agent_changed,
     changes.AgentLost: ClusterState._agent_changed,
     changes.GpuClosed: ClusterState._gpus_changed,
     changes.GpuOpened: ClusterState._gpus_changed,
     changes.GpuCleaned: ClusterState._gpus_changed,
     changes.InventoryChanged: ClusterState._inventory_changed,
-    changes.ClusterSettingsChanged: ClusterState._settings_changed,
+    changes.ClusterSettingsChanged: lambda state, change: state._set("settings", change.settings),
 }

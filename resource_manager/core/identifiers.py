@@ -31,11 +31,9 @@ _JOINED = (
 )
 
 
-def _escaped(code: str) -> str:
-    return f"\\u{code:0>4}" if len(code) < 5 else chr(int(code, 16))
-
-
-UNPRINTABLE = re.sub("[0-9a-f]+", lambda code: _escaped(code[0]), _REFUSED).replace(" ", "")
+UNPRINTABLE = re.sub(
+    "[0-9a-f]+", lambda code: f"\\u{code[0]:0>4}" if len(code[0]) < 5 else chr(int(code[0], 16)), _REFUSED
+).replace(" ", "")
 """Characters that names must not contain, for a regular expression's character class: line ends, terminal
 control characters, changes of text direction, invisible characters, and spaces but the common one."""
 

@@ -109,9 +109,9 @@ class Utility:
     sensitivity_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("priority", 0.0), ("target_s", 0.0), ("sensitivity_per_s", 0.0)):
+        for name in ("priority", "target_s", "sensitivity_per_s"):
             value = getattr(self, name)
-            if not least <= value < math.inf:
+            if not 0.0 <= value < math.inf:
                 said = Words.parameter("utility" if name == "priority" else name)
                 raise InvalidRequestError("{} must be a finite number of 0 or more, got {}", said, value)
 

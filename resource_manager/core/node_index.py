@@ -113,7 +113,12 @@ class NodeIndex:
 
         Each inventory gives a new object, so its identity tells whether the inventory changed.
         """
-        return _most_of_each(self.nodes)
+        most: dict[str, Amount] = {}
+        for state in self.nodes:
+            for name, total in state.node.resources.items():
+                if total > most.get(name, 0):
+                    most[name] = total
+        return most
 
     @property
     def mark(self) -> int:
@@ -266,14 +271,9 @@ class NodeIndex:
             return False
         for node, state in changed:
             resize(state, node)
-        self._resized(state for _, state in changed)
-        return True
-
-    def _resized(self, states: Iterable[NodeState]) -> None:
-        """Take note of nodes with other amounts and the same name, number and GPUs."""
-        for state in states:
             self._reindex(state, state.whole_free, state.free_milli)
         vars(self).pop("largest", None)
+        return True
 
     def _set_open(self, state: NodeState) -> None:
         bit = 1 << state.index
@@ -322,12 +322,3 @@ def _take_over(state: NodeState, before: NodeState) -> None:
             allocate(state, lease.request, member, force=True)
         state.leases[key] = lease
     carry_over(before, state)
-
-
-def _most_of_each(states: Iterable[NodeState]) -> dict[str, Amount]:
-    most: dict[str, Amount] = {}
-    for state in states:
-        for name, total in state.node.resources.items():
-            if total > most.get(name, 0):
-                most[name] = total
-    return most

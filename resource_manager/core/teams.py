@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
@@ -100,11 +101,8 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
             yield team.name, "parent", f"its chain of parents is longer than {MAX_LEVELS - 1}"
             return
         if team.limit is not None and milli_of_gpus(team.limit) < milli_of_gpus(team.guaranteed):
-            yield (
-                team.name,
-                "limit",
-                f"{team.limit:g} is below what the team is guaranteed, {team.guaranteed:g}",
-            )
+            what = f"{team.limit:g} is below what the team is guaranteed, {team.guaranteed:g}"
+            yield team.name, "limit", what
         if team.max_runtime_s is not None and team.max_runtime_s <= PREEMPT_GRACE_S:
             yield (
                 team.name,
@@ -117,11 +115,8 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
                 known = ", ".join(sorted(filter(None, capacity))) or "none is named"
                 yield team.name, "guaranteed", f"no server has a GPU of type {gpu_type!r} (types: {known})"
             elif amount > capacity[gpu_type]:
-                yield (
-                    team.name,
-                    "guaranteed",
-                    f"{amount:g} {gpu_type}, but the servers have {capacity[gpu_type]}",
-                )
+                what = f"{amount:g} {gpu_type}, but the servers have {capacity[gpu_type]}"
+                yield team.name, "guaranteed", what
     for parent in teams.teams:
         children = below_of.get(parent.name, [])
         promised = sum(milli_of_gpus(team.guaranteed) for team in children)
@@ -139,8 +134,9 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
     for counted, count in ((None, sum(capacity.values())), *capacity.items()):
         tops = {team.name: _promised(team, below_of, counted) for team in below_of.get("", [])}
         if (promised := sum(tops.values())) > MILLI_PER_GPU * count:
-            over, what = _first_above(tops, MILLI_PER_GPU * count), counted or "GPUs"
-            added = f"{promised / MILLI_PER_GPU:g} {what}"
+            totals = zip(tops, accumulate(tops.values()), strict=True)
+            over = next(name for name, total in totals if total > MILLI_PER_GPU * count)
+            added = f"{promised / MILLI_PER_GPU:g} {counted or 'GPUs'}"
             yield over, "guaranteed", f"the guarantees add up to {added}, but the servers have {count}"
 
 
@@ -149,16 +145,6 @@ def _promised(team: Team, below_of: Mapping[str, Sequence[Team]], gpu_type: str 
     below = sum(_promised(child, below_of, gpu_type) for child in below_of.get(team.name, ()))
     own = team.guaranteed if gpu_type is None else team.guaranteed_by_type.get(gpu_type, 0)
     return max(below, milli_of_gpus(own))
-
-
-def _first_above(amounts: Mapping[str, int], most: int) -> str:
-    """Return the first name at which the sum exceeds `most`."""
-    total = 0
-    for name, amount in amounts.items():
-        total += amount
-        if total > most:
-            return name
-    raise AssertionError(f"{amounts} do not exceed {most}")
 
 
 def _path(team: Team, by_name: Mapping[str, Team]) -> list[str]:
@@ -174,50 +160,32 @@ def _path(team: Team, by_name: Mapping[str, Team]) -> list[str]:
 
 def stated(teams: Teams) -> dict[str, Any]:
     """Return the rules in the form of a teams file, without what is at its default."""
-    found: dict[str, Any] = {
-        name: getattr(teams, key)
-        for name, key in FILE_NAMES.items()
-        if getattr(teams, key) != getattr(NO_TEAMS, key)
+    return {
+        **_differing(teams, NO_TEAMS, FILE_NAMES),
+        "teams": {team.name: _stated_team(team) for team in teams.teams},
     }
-    found["teams"] = {team.name: _stated_team(team) for team in teams.teams}
-    return found
 
 
 def _stated_team(team: Team) -> dict[str, Any]:
-    plain = Team(team.name)
-    found = {
-        name: getattr(team, key)
-        for name, key in TEAM_NAMES.items()
-        if getattr(team, key) != getattr(plain, key)
+    found = _differing(team, Team(team.name), TEAM_NAMES)
+    return {**found, "guaranteed": dict(team.guaranteed_by_type)} if team.guaranteed_by_type else found
+
+
+def _differing(rules: object, usual: object, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields that are not as usual, under their keys in the file."""
+    return {
+        name: getattr(rules, key) for name, key in names.items() if getattr(rules, key) != getattr(usual, key)
     }
-    if team.guaranteed_by_type:
-        found["guaranteed"] = dict(team.guaranteed_by_type)
-    return found
 
 
 NO_TEAMS = Teams()
 
-FILE_NAMES = {
-    "preemption": "preemption",
-    "min_runtime": "min_runtime_s",
-    "preemption_delay": "preemption_delay_s",
-    "half_life": "half_life_s",
-    "gpu_weights": "gpu_weights",
-}
+FILE_NAMES = {each.name.removesuffix("_s"): each.name for each in fields(Teams) if each.name != "teams"}
 """Key of a teams file -> field of `Teams`."""
 
 TEAM_NAMES = {
-    "guaranteed": "guaranteed",
-    "limit": "limit",
-    "weight": "weight",
-    "parent": "parent",
-    "max_runtime": "max_runtime_s",
-    "max_gpus_per_owner": "max_gpus_per_owner",
-    "min_runtime": "min_runtime_s",
-    "idle_below": "idle_below",
-    "idle_after": "idle_after_s",
-    "idle_action": "idle_action",
-    "max_priority": "max_priority",
-    "user": "user",
+    each.name.removesuffix("_s"): each.name
+    for each in fields(Team)
+    if each.name not in ("name", "guaranteed_by_type")
 }
 """Key of a team's table -> field of `Team`."""

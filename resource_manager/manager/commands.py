@@ -123,8 +123,7 @@ class Commands:
             is_over = any(type(change) in (Released, MembersReleased) for change in decided)
             if also is not None:
                 with cluster.trial():
-                    for change in decided:
-                        cluster.apply(change)
+                    cluster.apply(*decided)
                     decided = [*decided, *also(cluster, now)]
             return self._commits.with_dispatch(cluster, decided, now)
 
@@ -348,8 +347,7 @@ class Commands:
 
         def tried(cluster: ClusterState, now: float) -> Allocation:
             with cluster.trial():
-                for change in step(cluster, now):
-                    cluster.apply(change)
+                cluster.apply(*step(cluster, now))
                 return view(cluster, now)
 
         if dry_run:

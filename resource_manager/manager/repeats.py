@@ -118,8 +118,7 @@ def of_answer(once: Once | None, reader: Reader[T]) -> Repeatable[T] | None:
         is_inventory = any(isinstance(change, InventoryChanged) for change in changes)
         after = ClusterState.from_snapshot(cluster.snapshot()) if is_inventory else cluster
         with nullcontext() if is_inventory else cluster.trial():  # an inventory cannot be tried
-            for change in changes:
-                after.apply(change)
+            after.apply(*changes)
             return reader(after, now)
 
     return Repeatable(once, answer_after, lambda cluster, now, reference: reference) if once else None

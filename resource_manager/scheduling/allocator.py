@@ -74,8 +74,7 @@ def allocate_in_order(
             if any(_is_equal(request, other) for other in without_place):
                 continue
             granted = allocate(cluster, request, current)
-            for change in granted:
-                cluster.apply(change)
+            cluster.apply(*granted)
             changes += granted
             is_plain = not granted and request.lease_id not in cluster.failed_starts
             if is_plain and place_now(cluster, request, current) is None:
@@ -96,7 +95,7 @@ def _allocate_beside_queue(
     while True:
         new = {request.lease_id for request in requests}
         queued = enqueue(cluster, requests, current.now)
-        changes = _with_dispatch(cluster, queued, current, preempts=False)
+        changes = with_dispatch(cluster, queued, current, preempts=False)
         grants = [change for change in changes if type(change) is Granted]
         granted = new.intersection(change.lease.lease_id for change in grants)
         if not grants or granted == new:
@@ -177,29 +176,21 @@ def schedule_pending(cluster: ClusterState, current: SchedulingPass) -> list[Cha
     return with_dispatch(cluster, [], current)
 
 
-def with_dispatch(cluster: ClusterState, changes: Sequence[Change], current: SchedulingPass) -> list[Change]:
+def with_dispatch(
+    cluster: ClusterState, changes: Sequence[Change], current: SchedulingPass, *, preempts: bool = True
+) -> list[Change]:
     """Return the changes followed by the grants of pending requests that they make possible.
 
-    Then follow preemptions for those that do not start, and the ends of those for requests that do not wait.
+    If it `preempts` then follow preemptions for those that do not start, and the ends of those for requests
+    that do not wait.
     """
-    return _with_dispatch(cluster, changes, current, preempts=True)
-
-
-def _with_dispatch(
-    cluster: ClusterState,
-    changes: Sequence[Change],
-    current: SchedulingPass,
-    *,
-    preempts: bool,
-) -> list[Change]:
     is_pending = cluster.pending or any(type(change) is Queued for change in changes)
     if not is_pending and not cluster.preempting:
         return list(changes)
     combined = list(changes)
     first = preemptors_of(cluster, changes) if cluster.preempting else ()
     with cluster.trial():
-        for change in changes:
-            cluster.apply(change)
+        cluster.apply(*changes)
         combined += _taken_back(cluster, current.now)
         for pending, members in dispatch(cluster, current, first):
             granted = grant(cluster, pending.request, members, current.now)
@@ -214,8 +205,7 @@ def _with_dispatch(
 def _taken_back(cluster: ClusterState, now: float) -> list[Change]:
     """Apply, and return, the ends of preemptions for requests that do not wait any more."""
     changes = taken_back(cluster, now) if cluster.preempting else []
-    for change in changes:
-        cluster.apply(change)
+    cluster.apply(*changes)
     return changes
 
 

@@ -36,12 +36,12 @@ def open_store(
             raise SettingsError(
                 "an airflow:// store needs a Redis server for lock and clock: set GPU_MANAGER_REDIS_URL"
             )
-        from resource_manager.storage.airflow_variable.store import open_variable_store
+        from resource_manager.storage.airflow_variable.access import variable_access
+        from resource_manager.storage.airflow_variable.store import VariableStore
         from resource_manager.storage.redis.client import RedisClient
 
-        return open_variable_store(
-            RedisClient.from_url(settings.redis_url), url.partition("://")[2] or variable, lock
-        )
+        client, variable = RedisClient.from_url(settings.redis_url), url.partition("://")[2] or variable
+        return VariableStore(variable_access(), client, variable=variable, lock=lock)
     if scheme in SCHEMES:
         from resource_manager.storage.redis.client import RedisClient
         from resource_manager.storage.redis.store import RedisStore

@@ -38,7 +38,6 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
-from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import Cleaning
@@ -139,6 +138,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     kept, forgotten = _known(changes, leases, pending)
     nodes = next((inventory_before(c) for c in changes if isinstance(c, InventoryChanged)), now.nodes)
     tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
+    heard = {c.node for c in changes if isinstance(c, AgentSeen | AgentLost)}
     version = now.version - len(changes)
     before = Snapshot(
         version=version,
@@ -152,9 +152,10 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
         windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
-        settings=_settings_before(now, changes),
+        # Before the first recorded ones, which those were.
+        settings=next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings),
         watched=_watched_before(now, changes),
-        silent=_silent_before(now, changes),
+        silent=tuple(lost for lost in now.silent if lost.node not in heard),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
         failed_starts=_not_among(now.failed_starts, changes, Released),
@@ -205,11 +206,6 @@ def _attained_before(now: Snapshot, leases: Iterable[Lease], changes: Iterable[C
             elif lease is not None and job in before:
                 before[job] -= with_service({}, lease, change.at)[job]
     return {job: gpu_ms for job, gpu_ms in before.items() if gpu_ms > 0}
-
-
-def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:
-    """Return the settings before the first change; before the first recorded ones, which those were."""
-    return next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings)
 
 
 def _lease_before(lease: Lease, changes: Iterable[Change]) -> Lease:
@@ -281,12 +277,6 @@ def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:
             first.setdefault(change.node, change)
     still = [node for node in now.watched if node not in first]
     return (*still, *(node for node, change in first.items() if isinstance(change, AgentLost)))
-
-
-def _silent_before(now: Snapshot, changes: list[Change]) -> tuple[AgentLost, ...]:
-    """Return the agents that are silent now and were before."""
-    heard = {change.node for change in changes if isinstance(change, AgentSeen | AgentLost)}
-    return tuple(lost for lost in now.silent if lost.node not in heard)
 
 
 def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed, ...]:

@@ -76,8 +76,7 @@ class MemoryStore:
             elif replica.version > newest:
                 raise StateLostError(f"the memory store is at version {newest}, behind {replica.version}")
             missed = self._changes[replica.version - base.version :]
-        for change in missed:
-            replica.apply(change)
+        replica.apply(*missed)
         return replica
 
     def refresh_known(self) -> ClusterState:
@@ -243,6 +242,5 @@ class MemoryStore:
     def _fold(self, count: int) -> None:
         """Move the oldest changes from the history into the state before it."""
         assert self._base is not None
-        for change in self._changes[:count]:
-            self._base.apply(change)
+        self._base.apply(*self._changes[:count])
         del self._changes[:count]

@@ -46,17 +46,7 @@ class SharedOutage:
 def _in_airflow() -> dict[type[StoreUnavailableError], type[StoreUnavailableError]]:
     from resource_manager.airflow.version_compat import AirflowException
 
-    class AirflowStoreUnavailableError(StoreUnavailableError, AirflowException):
-        """The store cannot be reached from inside Airflow."""
-
-    class AirflowStoreFullError(StoreFullError, AirflowException):
-        """The memory of the store is full, found inside Airflow."""
-
-    class AirflowStoreRefusedError(StoreRefusedError, AirflowException):
-        """The store refuses its user, found inside Airflow."""
-
     return {
-        StoreUnavailableError: AirflowStoreUnavailableError,
-        StoreFullError: AirflowStoreFullError,
-        StoreRefusedError: AirflowStoreRefusedError,
+        kind: type(f"Airflow{kind.__name__}", (kind, AirflowException), {})
+        for kind in (StoreUnavailableError, StoreFullError, StoreRefusedError)
     }

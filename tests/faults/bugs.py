@@ -105,10 +105,11 @@ def early_grant() -> None:
     """Grant what a preempted lease holds before its release is known."""
     apply = ClusterState.apply
 
-    def careless(self: Any, change: Any) -> None:
-        apply(self, change)
-        if isinstance(change, Preempting):
-            self._deallocate(self.leases[change.lease_id])
+    def careless(self: Any, *together: Any) -> None:
+        for change in together:
+            apply(self, change)
+            if isinstance(change, Preempting):
+                self._deallocate(self.leases[change.lease_id])
 
     ClusterState.apply = careless  # type: ignore[method-assign]
 

@@ -74,8 +74,7 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
     policy = get_policy(policy_name)
     requests = [Request(f"t{i}", gpus=2 + i % 3, resources={"cpus": 8}, ttl_s=300.0) for i in range(4 * live)]
     for request in requests[:live]:
-        for change in allocator.allocate(cluster, request, SchedulingPass(policy, fifo, 0.0)):
-            cluster.apply(change)
+        cluster.apply(*allocator.allocate(cluster, request, SchedulingPass(policy, fifo, 0.0)))
     done, at = 0, live
     started = time.process_time()
     while (elapsed := time.process_time() - started) < seconds:

@@ -116,8 +116,7 @@ class Operation(Generic[T]):
 
     def finish(self, cluster: ClusterState, now: float) -> None:
         """Apply the committed changes to the replica and call the reader."""
-        for change in self.changes:
-            cluster.apply(change)
+        cluster.apply(*self.changes)
         if self.error is None:
             try:
                 self.answer = self.reader(cluster, now)

@@ -186,8 +186,7 @@ class GroupCommits:
                 if time.monotonic() > ends_at:
                     return decided[:count]
                 if operation is not decided[-1]:  # the last needs no trial, and an inventory allows none
-                    for change in operation.changes:
-                        cluster.apply(change)
+                    cluster.apply(*operation.changes)
         return decided
 
     def _time_checked(self, cluster: ClusterState) -> float:

@@ -186,8 +186,7 @@ class Transactions:
             except errors.RepeatedError as error:
                 assert once is not None
                 return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
-        for change in changes:
-            cluster.apply(change)
+        cluster.apply(*changes)
         return operation.reader(cluster, now)
 
     def expire_and_schedule(self) -> list[Change]:

@@ -54,8 +54,7 @@ class Replica:
         if self.cluster is None or not error.missed:
             self.refresh()
             return
-        for change in error.missed:
-            self.cluster.apply(change)
+        self.cluster.apply(*error.missed)
 
     def drop(self) -> None:
         """Drop the state: the next use reads it again."""

@@ -109,8 +109,7 @@ def refusals_of(
         if lease_id not in cluster.pending and lease_id not in found
     ]
     with cluster.trial():
-        for change in allocator.enqueue(cluster, new, current.now):
-            cluster.apply(change)
+        cluster.apply(*allocator.enqueue(cluster, new, current.now))
         for standing in standings(cluster, current, only=asked):
             found[standing.entry.lease_id] = standing.refusal
     for request in new:

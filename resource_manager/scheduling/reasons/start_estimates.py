@@ -115,8 +115,7 @@ def estimate_starts(
     starts: dict[str, Start] = {}
     why: list[tuple[Request, Grounds | Fact | None]] = []
     with cluster.trial():
-        for change in allocator.enqueue(cluster, extra, current.now):
-            cluster.apply(change)
+        cluster.apply(*allocator.enqueue(cluster, extra, current.now))
         if not cluster.pending:
             return starts
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
@@ -163,8 +162,7 @@ def forecast_starts(
     plays: list[_Play] = []
     count = MAX_PLAYS if drawn.vary or arrivals else 1
     with cluster.trial():
-        for change in allocator.enqueue(cluster, extra, current.now):
-            cluster.apply(change)
+        cluster.apply(*allocator.enqueue(cluster, extra, current.now))
         while len(plays) < count:
             with cluster.trial():
                 events = chain(drawn.running(), _requests(arrivals, drawn.draw))
@@ -300,8 +298,7 @@ def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float
     On watched nodes the GPUs of a lease are clean a moment after its end.
     """
     if isinstance(entry, Request):
-        for change in allocator.enqueue(cluster, [entry], at):
-            cluster.apply(change)
+        cluster.apply(*allocator.enqueue(cluster, [entry], at))
     elif entry is not None:
         _apply_end(cluster, entry, at)
 

@@ -112,6 +112,7 @@ def _current(value: dict[str, Any]) -> Document:
     cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
     changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
     once = tuple((str(c), str(k), str(text), float(until)) for c, k, text, until in value.get("once", ()))
+    until, clock_jump_s, at = value.get("suspended", (0.0, 0.0, 0.0))
     return Document(
         cluster,
         str(value["incarnation"]),
@@ -120,12 +121,8 @@ def _current(value: dict[str, Any]) -> Document:
         changes,
         once,
         str(value.get("closed", "")),
-        _suspended(*value.get("suspended", (0.0, 0.0, 0.0))),
+        (float(until), float(clock_jump_s), float(at)),
     )
-
-
-def _suspended(until: float, clock_jump_s: float, at: float) -> tuple[float, float, float]:
-    return float(until), float(clock_jump_s), float(at)
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:

@@ -116,9 +116,7 @@ class VariableStore:
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
-        with self._holding(version, lock) as held:
-            held.renew()
-            text = self._text()
+        with self._holding(version, lock) as (held, text):
             stored = self._read(text, version)
             if stored is None:
                 raise errors.StaleStateError(
@@ -147,8 +145,7 @@ class VariableStore:
                 window_s = cluster.settings.confirmation_window_s
                 raise refusals.unconfirmed(window_s, left_s, clock_jump_s)
             kept = self._keep(stored, once)
-            for change in changes:
-                cluster.apply(change)
+            cluster.apply(*changes)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
             incarnation = stored.incarnation or new_incarnation(self.now())
             new = replace(stored, incarnation=incarnation, changes=numbered, once=kept)
@@ -159,8 +156,8 @@ class VariableStore:
         """Do nothing: each commit does."""
 
     def initialise(self, snapshot: Snapshot) -> bool:
-        with self._holding(snapshot.version, None, patient=True) as lock:
-            if self._read(self._text()) is not None:
+        with self._holding(snapshot.version, None, patient=True) as (lock, text):
+            if self._read(text) is not None:
                 return False
             first = Document(ClusterState.from_snapshot(snapshot), new_incarnation(self.now()))
             self._write(first, lock, None)
@@ -180,9 +177,7 @@ class VariableStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        with self._holding(snapshot.version, lock, patient=True) as held:
-            held.renew()
-            text = self._text()
+        with self._holding(snapshot.version, lock, patient=True) as (held, text):
             try:
                 stored = None if text is None else document.from_json(text, self._where)
             except errors.NewerFormatError:
@@ -209,9 +204,7 @@ class VariableStore:
             self._write(new, held, text)
 
     def close_state(self, version: int, reason: str) -> None:
-        with self._holding(version, None, patient=True) as lock:
-            lock.renew()
-            text = self._text()
+        with self._holding(version, None, patient=True) as (lock, text):
             stored = self._read(text)
             if stored is None or stored.cluster.version != version:
                 raise errors.StaleStateError(version, None if stored is None else stored.cluster.version)
@@ -227,9 +220,7 @@ class VariableStore:
         history_until: int,
         lock: Lock | None = None,
     ) -> None:
-        with self._holding(snapshot.version, lock, patient=True) as held:
-            held.renew()
-            text = self._text()
+        with self._holding(snapshot.version, lock, patient=True) as (held, text):
             stored = None if text is None else document.from_json(text, self._where)
             found = None if stored is None else stored.cluster.version
             if found != version:
@@ -252,9 +243,7 @@ class VariableStore:
         return [(version, change) for version, change in stored.changes if version > after][:limit]
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
-        with self._holding(0, None, patient=True) as lock:
-            lock.renew()
-            text = self._text()
+        with self._holding(0, None, patient=True) as (lock, text):
             stored = self._read(text)
             if stored is None:
                 raise errors.StaleStateError(0, None, f"{self._where} does not exist; write the first state")
@@ -359,12 +348,15 @@ class VariableStore:
         self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager
-    def _holding(self, version: int, lock: Lock | None, *, patient: bool = False) -> Iterator[RedisLock]:
-        """Yield the caller's lock, or acquire one for this step."""
+    def _holding(
+        self, version: int, lock: Lock | None, *, patient: bool = False
+    ) -> Iterator[tuple[RedisLock, str | None]]:
+        """Yield the caller's lock, or one for this step, which is renewed, and the text as of then."""
         held = self._acquire(version, patient) if lock is None else lock
         assert isinstance(held, RedisLock)
         try:
-            yield held
+            held.renew()
+            yield held, self._text()
         except errors.LockError as error:
             raise errors.StaleStateError(version, None, str(error)) from error
         finally:
@@ -380,10 +372,3 @@ class VariableStore:
                 raise errors.LockTimeoutError(2 * LOCK_TTL_S)
             raise errors.LockedError(version)
         return lock
-
-
-def open_variable_store(client: RedisClient, variable: str, lock: str) -> VariableStore:
-    """Return the store in that Variable, under that lock; raises `SettingsError` without Airflow."""
-    from resource_manager.storage.airflow_variable.access import variable_access
-
-    return VariableStore(variable_access(), client, variable=variable, lock=lock)

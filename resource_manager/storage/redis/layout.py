@@ -17,7 +17,6 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import MAX_FAILED_STARTS, FailedStarts, in_order, remembered
 from resource_manager.core.inventory import Adoption
-from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Node
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES, job_id_of
@@ -273,10 +272,10 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             drained=tuple(closed),
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
-            teams=_teams(rules.get(TEAMS.encode())),
+            teams=_rule(rules, TEAMS, changes.TeamsChanged(Teams(), 0.0)).teams,
             use=_uses(rules),
-            windows=_windows(rules.get(MAINTENANCE.encode())),
-            settings=_settings(rules.get(SETTINGS.encode())),
+            windows=_rule(rules, MAINTENANCE, changes.MaintenanceChanged((), 0.0)).windows,
+            settings=_rule(rules, SETTINGS, changes.ClusterSettingsChanged(ClusterSettings(), 0.0)).settings,
             adoptions=inventory.adoptions,
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             runtimes={name: tuple(map(float, runs)) for name, runs in _in_order(rules, RUNS)},
@@ -305,22 +304,10 @@ def _pending(text: bytes) -> PendingRequest:
     return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
-def _teams(text: bytes | None) -> Teams:
-    if text is None:
-        return Teams()
-    return read_as(text, changes.TeamsChanged, "rules of teams").teams
-
-
-def _windows(text: bytes | None) -> tuple[Window, ...]:
-    if text is None:
-        return ()
-    return read_as(text, changes.MaintenanceChanged, "maintenance windows").windows
-
-
-def _settings(text: bytes | None) -> ClusterSettings:
-    if text is None:
-        return ClusterSettings()
-    return read_as(text, changes.ClusterSettingsChanged, "settings of the cluster").settings
+def _rule(rules: Mapping[bytes, bytes], field: str, default: ChangeT) -> ChangeT:
+    """Return the change in a field of the rules."""
+    text = rules.get(field.encode())
+    return default if text is None else read_as(text, type(default), f"a change for the field {field}")
 
 
 def _failed_starts(text: bytes) -> tuple[changes.Released, ...]:

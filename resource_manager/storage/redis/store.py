@@ -310,8 +310,7 @@ class RedisStore:
         if answer is None or answer[3] != version:
             raise StaleStateError(version, None if answer is None else answer[3])
         cluster = self._whole_state(answer)
-        for change in changes:
-            cluster.apply(change)
+        cluster.apply(*changes)
         snapshot = cluster.snapshot()
         forgotten = layout.forgetting(snapshot, answer[16], answer[19], answer[20])
         return layout.inventory_to_json(snapshot), forgotten

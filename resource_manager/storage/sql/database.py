@@ -137,7 +137,7 @@ class Database:
             except IndexError:
                 connection = self._new_connection()
             since = connection.info.setdefault("since", time.monotonic())
-            if since >= self._away_at and connection.info.get(IS_CURRENT, _always)():
+            if since >= self._away_at and connection.info.get(IS_CURRENT, lambda: True)():
                 return connection
             connection.invalidate()
             connection.close()
@@ -335,10 +335,6 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
-
-
-def _always() -> bool:
-    return True
 
 
 def _dialect(url: str) -> Dialect:

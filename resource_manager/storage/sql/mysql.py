@@ -26,7 +26,6 @@ from resource_manager.storage.sql.dialect import (
     Connection,
     Dialect,
     Fault,
-    FaultKind,
     execute,
     job_values,
     update,
@@ -39,41 +38,41 @@ TIMEOUT_S = 5
 MAX_PREPARED = 4
 """Changes and keys beyond which a commit is not prepared: a server keeps a limited number of statements."""
 
-_DISTURBED: tuple[FaultKind, str] = ("busy", "its transactions disturbed each other")
-_LOGIN: tuple[FaultKind, str] = ("rights", "it refused the login: check user and password in the URL")
-_RIGHTS: tuple[FaultKind, str] = (
+_DISTURBED = Fault("busy", "its transactions disturbed each other")
+_LOGIN = Fault("rights", "it refused the login: check user and password in the URL")
+_RIGHTS = Fault(
     "rights",
     "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
 )
-_CLOSED: tuple[FaultKind, str] = ("away", "it closed the connection")
-_FULL: tuple[FaultKind, str] = ("full", "its disk is full")
-_READ_ONLY: tuple[FaultKind, str] = ("read-only", "it is read-only, as a replica is: connect to the primary")
-_MISSING: tuple[FaultKind, str] = ("missing", "its tables are missing: run gpu-manager store create")
-_CODES: dict[int, tuple[FaultKind, str]] = {
+_CLOSED = Fault("away", "it closed the connection")
+_FULL = Fault("full", "its disk is full")
+_READ_ONLY = Fault("read-only", "it is read-only, as a replica is: connect to the primary")
+_MISSING = Fault("missing", "its tables are missing: run gpu-manager store create")
+_CODES: dict[int, Fault] = {
     1045: _LOGIN,
-    1130: ("rights", "it refuses logins from this host: create the user for this host, too"),
+    1130: Fault("rights", "it refuses logins from this host: create the user for this host, too"),
     1698: _LOGIN,
-    1049: ("refused", "there is no such database: create it, or check its name in the URL"),
+    1049: Fault("refused", "there is no such database: create it, or check its name in the URL"),
     1044: _RIGHTS,
-    1153: ("refused", "what it was sent is larger than it takes: raise max_allowed_packet"),
+    1153: Fault("refused", "what it was sent is larger than it takes: raise max_allowed_packet"),
     1142: _RIGHTS,
     1143: _RIGHTS,
     1227: _RIGHTS,
     1370: _RIGHTS,
     1146: _MISSING,
-    1054: ("corrupt", "its tables are of another version of this software"),
+    1054: Fault("corrupt", "its tables are of another version of this software"),
     1021: _FULL,
     1114: _FULL,
     1026: _FULL,
     3: _FULL,
     28: _FULL,
-    1040: ("away", "it has no connection left: raise max_connections"),
+    1040: Fault("away", "it has no connection left: raise max_connections"),
     1243: _DISTURBED,
-    1203: ("away", "its user has no connection left: raise max_user_connections"),
-    1053: ("away", "it is shutting down"),
+    1203: Fault("away", "its user has no connection left: raise max_user_connections"),
+    1053: Fault("away", "it is shutting down"),
     1927: _CLOSED,
     4031: _CLOSED,
-    1205: ("locked", "another session keeps its tables locked: see SHOW PROCESSLIST"),
+    1205: Fault("locked", "another session keeps its tables locked: see SHOW PROCESSLIST"),
     1213: _DISTURBED,
     1020: _DISTURBED,
     1290: _READ_ONLY,
@@ -152,7 +151,7 @@ class MySQL(Dialect):
         name = "MariaDB" if is_mariadb else "MySQL"
         found = [(enough, f"{name} {version}; MySQL 8.0 or MariaDB 10.6, or newer, is needed")]
         if read_only:
-            found.append((False, _READ_ONLY[1]))
+            found.append((False, _READ_ONLY.text))
         if flush != 1:
             found.append((False, f"innodb_flush_log_at_trx_commit={flush}: a crash loses commits"))
         airflow = execute(self, connection, "SHOW TABLES LIKE 'dag\\_run'", {}).fetchone()
@@ -169,9 +168,9 @@ class MySQL(Dialect):
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = " ".join(str(error.args[-1] if error.args else error).split())
         if "No space left" in words or "Disk full" in words or "Errcode: 28" in words:
-            return Fault(*_FULL)
+            return _FULL
         if code in _CODES:
-            return Fault(*_CODES[code])
+            return _CODES[code]
         if 2000 <= code < 3000 or isinstance(error, pymysql.InterfaceError) or code == 0:
             return Fault("away", f"cannot be reached ({words})")
         return Fault("refused", f"it refused the operation ({code}: {words})")

@@ -213,9 +213,7 @@ class PostgreSQL(dialect.Dialect):
             state = next((known for phrase, known in _WORDS if phrase in words), "")
         if state in _STATES:
             return dialect.Fault(*_STATES[state])
-        if not state and isinstance(error, psycopg.OperationalError):
-            return dialect.Fault("away", f"cannot be reached ({words})")
-        if state.startswith("08"):
+        if state.startswith("08") or (not state and isinstance(error, psycopg.OperationalError)):
             return dialect.Fault("away", f"cannot be reached ({words})")
         return dialect.Fault("refused", f"it refused the operation ({words})")
 

@@ -91,8 +91,7 @@ class SqlStore:
             raise self._lost(replica.version, row.version)
         try:
             if replica is not None and replica.version + len(changes) == row.version:
-                for change in decoded(changes):
-                    replica.apply(change)
+                replica.apply(*decoded(changes))
             else:
                 replica = self._whole_state()
             self._confirmation_window_s = replica.settings.confirmation_window_s
