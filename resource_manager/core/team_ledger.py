@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ def held_use(rate: float, seconds: float, half_life_s: float) -> float:
     return rate * half_life_s / LN_2 * -math.expm1(-max(seconds, 0.0) * LN_2 / half_life_s)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Account:
     """Account of what one team and those below it hold, in milli of GPUs: read it, never write it.
 
@@ -61,33 +63,23 @@ class Account:
     owner (a team's own leases only). `use` is the decayed use by the team's own leases that have ended.
     """
 
-    __slots__ = (
-        "allocated",
-        "by_owner",
-        "by_type",
-        "children",
-        "fixed",
-        "guaranteed",
-        "limit",
-        "parent",
-        "path",
-        "team",
-        "use",
-    )
+    team: Team
+    guaranteed: int = field(init=False)
+    limit: int | None = field(init=False)
+    parent: Account | None = None
+    children: list[Account] = field(default_factory=list)
+    allocated: int = 0
+    fixed: int = 0
+    by_type: dict[str, int] = field(default_factory=dict)
+    by_owner: dict[str, int] = field(default_factory=dict)
+    use: Use = NO_USE
+    path: tuple[Account, ...] = field(init=False)
+    """The account and those above it."""
 
-    def __init__(self, team: Team) -> None:
-        self.team = team
-        self.guaranteed = milli_of_gpus(team.guaranteed)
-        self.limit = None if team.limit is None else milli_of_gpus(team.limit)
-        self.parent: Account | None = None
-        self.children: list[Account] = []
-        self.allocated = 0
-        self.fixed = 0
-        self.by_type: dict[str, int] = {}
-        self.by_owner: dict[str, int] = {}
-        self.use = NO_USE
-        self.path: tuple[Account, ...] = (self,)
-        """The account and those above it."""
+    def __post_init__(self) -> None:
+        self.guaranteed = milli_of_gpus(self.team.guaranteed)
+        self.limit = None if self.team.limit is None else milli_of_gpus(self.team.limit)
+        self.path = (self,)
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import pwd
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -26,17 +27,15 @@ RESERVED = ("airflow:", "unix:", "agent:", "user:")
 Step = Callable[[ClusterState, float], list[Change]]
 
 
+@dataclass(slots=True)
 class Asking:
     """A caller, and the changes that were made because of what they asked for, while they ask."""
 
-    __slots__ = ("by", "changes", "entries", "is_operator")
-
-    def __init__(self, by: str, *, is_operator: bool = False) -> None:
-        self.by = by
-        self.is_operator = is_operator
-        self.changes: list[Change] = []
-        self.entries: dict[str, Named] = {}
-        """Leases and pending requests before the changes of them, by id: their names stay known."""
+    by: str
+    is_operator: bool = False
+    changes: list[Change] = field(default_factory=list, init=False)
+    entries: dict[str, Named] = field(default_factory=dict, init=False)
+    """Leases and pending requests before the changes of them, by id: their names stay known."""
 
     def noting(self, step: Step) -> Step:
         """Return the step, noting what is there of the leases and requests that its changes are about."""
@@ -66,7 +65,7 @@ def asked_by(by: str, *, is_operator: bool = False) -> Iterator[Asking]:
     Operators may state any priority. The name goes before the manager's own name. Raises
     `InvalidRequestError` for a name that cannot be shown.
     """
-    token = _asking.set(Asking(checked_by(by), is_operator=is_operator))
+    token = _asking.set(Asking(checked_by(by), is_operator))
     try:
         yield _asking.get()  # type: ignore[misc]
     finally:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from resource_manager.core.changes import Change
@@ -36,6 +36,7 @@ class Repeatable(Generic[T]):
     answer: Callable[[ClusterState, float, Any], T]
 
 
+@dataclass(eq=False, slots=True)
 class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
@@ -47,51 +48,22 @@ class Operation(Generic[T]):
     the caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
-    __slots__ = (
-        "answer",
-        "asked_at",
-        "by",
-        "changes",
-        "done",
-        "error",
-        "gone",
-        "jobs",
-        "max_age_s",
-        "once",
-        "reader",
-        "reference",
-        "refused",
-        "step",
-        "stored",
-        "turn",
-    )
-
-    def __init__(
-        self,
-        step: Step,
-        reader: Reader[T],
-        by: str,
-        once: Repeatable[T] | None = None,
-        refused: Callable[[ClusterState], bool] | None = None,
-        max_age_s: float = 0.0,
-        jobs: Sequence[JobRow] = (),
-    ) -> None:
-        self.step = step
-        self.reader = reader
-        self.by = by
-        self.once = once
-        self.refused = refused
-        self.max_age_s = max_age_s
-        self.jobs = jobs
-        self.asked_at = time.monotonic()
-        self.reference = ""
-        self.stored: str | None = None
-        self.changes: list[Change] = []
-        self.answer: T | None = None
-        self.error: Exception | None = None
-        self.done = False
-        self.gone = False
-        self.turn: threading.Lock | None = None
+    step: Step
+    reader: Reader[T]
+    by: str
+    once: Repeatable[T] | None = None
+    refused: Callable[[ClusterState], bool] | None = None
+    max_age_s: float = 0.0
+    jobs: Sequence[JobRow] = ()
+    asked_at: float = field(default_factory=time.monotonic, init=False)
+    reference: str = field(default="", init=False)
+    stored: str | None = field(default=None, init=False)
+    changes: list[Change] = field(default_factory=list, init=False)
+    answer: T | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    done: bool = field(default=False, init=False)
+    gone: bool = field(default=False, init=False)
+    turn: threading.Lock | None = field(default=None, init=False)
 
     def decide(self, cluster: ClusterState, now: float) -> None:
         """Call the step; its error is the caller's, not the group's."""

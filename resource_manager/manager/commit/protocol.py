@@ -210,11 +210,7 @@ class Transactions:
 
         Where a service has another replica for readers it delays no decision.
         """
-        if self.read_elsewhere is not None:
-            return cast(T, self.read_elsewhere(reader))
-        asked_at = time.monotonic()
-        with self._groups.mutex, self._replica:
-            return reader(self._replica.as_of(asked_at, math.inf), self.store.now())
+        return self.read(reader, math.inf if self.read_elsewhere is None else 0.0)
 
     def lost(self, leases: Sequence[tuple[str, int | None]]) -> list[bool]:
         """Return of each lease, by id and token, whether the state lacks it that took the place of its own.
