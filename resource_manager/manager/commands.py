@@ -212,7 +212,7 @@ class Commands:
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
-            self._commits.run(step, _nothing, once=repeats.of_done(once))
+            self._commits.run(step, lambda cluster, now: None, once=repeats.of_done(once))
         except errors.LeaseNotFoundError:
             return False
         return True
@@ -369,10 +369,6 @@ def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
     if end is JobEnd.GONE and not reason.strip():
         raise errors.InvalidRequestError("{reason} must say how the job is known to be gone")
     return end
-
-
-def _nothing(cluster: ClusterState, now: float) -> None:
-    """Read nothing of the state."""
 
 
 def _called(lease: Lease | None, lease_id: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from resource_manager.core.changes import MaintenanceChanged
@@ -40,20 +40,12 @@ def _moment(value: object) -> object:
     if value.utcoffset() is None:
         text = "has no time zone: write it as in {example}, or with Z for UTC"
         raise PydanticCustomError("time_zone", text, {"example": EXAMPLE})
-    return value
-
-
-def _in_range(value: datetime) -> datetime:
     if not 1970 <= value.year < 9999:
         raise PydanticCustomError("time", "must be in the years 1970 to 9998")
     return value
 
 
-Moment = Annotated[
-    datetime,
-    BeforeValidator(_moment, json_schema_input_type=str),
-    AfterValidator(_in_range),
-]
+Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=str)]
 
 
 class WindowForm(BaseModel):

@@ -69,7 +69,8 @@ def change_to_json(change: Change) -> str:
     try:
         body = _adapter(_CHANGES[tag]).serializer.to_json(change, exclude_defaults=True, warnings="error")
     except PydanticSerializationError as error:  # nobody could read it back
-        raise InvalidRequestError("{}", f"a {tag} change cannot be stored: {_in_a_line(error)}") from error
+        why = " ".join(str(error).split())[:300]
+        raise InvalidRequestError("{}", f"a {tag} change cannot be stored: {why}") from error
     return f'{_TAG_KEY}{tag}",{body[1:].decode()}'
 
 
@@ -213,10 +214,6 @@ def _unreadable(what: str, error: ValidationError) -> CorruptStateError:
         fields_unknown = ", ".join(ascii(str(each["loc"][-1])[:40]) for each in found)
         return NewerFormatError(f"this software does not know {fields_unknown} of {what}: upgrade it")
     return CorruptStateError(f"not {what}: {_first(error)}")
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _first(error: ValidationError) -> str:

@@ -300,15 +300,11 @@ def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float
     if isinstance(entry, Request):
         cluster.apply(*allocator.enqueue(cluster, [entry], at))
     elif entry is not None:
-        _apply_end(cluster, entry, at)
-
-
-def _apply_end(cluster: ClusterState, lease: Lease, at: float) -> None:
-    cluster.apply(Released(lease.lease_id, lease.fencing_token, at))
-    for member in lease.members:
-        if (state := cluster.by_name.get(member.node)) is not None and state.watched:
-            for gpu_id in member.gpu_ids:
-                cluster.apply(GpuCleaned(member.node, gpu_id, lease.fencing_token, at))
+        cluster.apply(Released(entry.lease_id, entry.fencing_token, at))
+        for member in entry.members:
+            if (state := cluster.by_name.get(member.node)) is not None and state.watched:
+                for gpu_id in member.gpu_ids:
+                    cluster.apply(GpuCleaned(member.node, gpu_id, entry.fencing_token, at))
 
 
 def _apply_cleaned(cluster: ClusterState, at: float) -> None:

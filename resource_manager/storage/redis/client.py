@@ -88,7 +88,8 @@ class RedisClient:
         except ValueError as error:  # brackets without an IPv6 address; it may quote the password
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: its host is wrong") from error
         if parts.scheme not in SCHEMES:
-            raise SettingsError(f"{redact(url)!r} is not a Redis URL; it must begin with one of {_schemes()}")
+            known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            raise SettingsError(f"{redact(url)!r} is not a Redis URL; it must begin with one of {known}")
         base = url.partition("?")[0]
         query = dict(parse_qsl(parts.query))
         namespace = query.pop("namespace", DEFAULT_NAMESPACE)
@@ -277,10 +278,6 @@ def load_script(*names: str) -> Script:
     """Return the script that joins these files of the folder `lua`."""
     folder = files("resource_manager.storage.redis") / "lua"
     return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
-
-
-def _schemes() -> str:
-    return ", ".join(f"{scheme}://" for scheme in SCHEMES)
 
 
 def _options() -> dict[str, Any]:

@@ -30,10 +30,6 @@ def _fewest_whole_gpus(cluster: ClusterState, request: Request) -> NodeState | N
     return None
 
 
-def _tightest_gpu(node: NodeState, request: Request) -> float:
-    return min(node.gpu_free[gpu_id] for gpu_id in node.eligible_gpus(request))
-
-
 def _fraction_left(node: NodeState, request: Request) -> float:
     left = 0.0
     free, total = node.free, node.node.resources
@@ -43,5 +39,7 @@ def _fraction_left(node: NodeState, request: Request) -> float:
     return left
 
 
-_tightest = Measured(_tightest_gpu)
+_tightest = Measured(
+    lambda node, request: min(node.gpu_free[gpu_id] for gpu_id in node.eligible_gpus(request))
+)
 _least_left = Measured(_fraction_left)
