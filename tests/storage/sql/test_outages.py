@@ -63,7 +63,7 @@ def what_locks(server: SqlServer, whole: bool) -> str:
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store waits a second for locks of other sessions."""
-    for module in (mysql, postgresql_module):
+    for module in (dialect, mysql):
         monkeypatch.setattr(module, "LOCK_WAIT_S", 1)
 
 
@@ -103,7 +103,7 @@ def test_a_process_that_hangs_in_a_transaction_locks_others_out_for_a_while_only
     """As one that is stopped, or whose machine is gone, while it hands on the lock."""
     if type(server) is MySQL:
         pytest.skip("MySQL has no limit of that kind")
-    for module in (mysql, postgresql_module):
+    for module in (dialect, mysql):
         monkeypatch.setattr(module, "IDLE_S", 1)
     url = server.fresh_url()
     with closing(open_store(url)) as store, closing(Database(url)) as hanging, ThreadPoolExecutor(1) as pool:
