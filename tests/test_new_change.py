@@ -26,12 +26,8 @@ class BannerChanged:
         "        self.failed_starts: FailedStarts = {}\n": '        self.banner = ""\n',
         "            windows=self.windows,\n": "            banner=self.banner,\n",
         "        cluster.windows = snapshot.windows\n": "        cluster.banner = snapshot.banner\n",
-        "    def _settings_changed(self": """    def _banner_changed(self, change):
-        self._set("banner", change.text)
-
-""",
         "    changes.Granted: ClusterState._granted,\n": (
-            "    changes.BannerChanged: ClusterState._banner_changed,\n"
+            '    changes.BannerChanged: lambda state, change: state._set("banner", change.text),\n'
         ),
     },
     "storage/redis/layout.py": {
@@ -41,18 +37,13 @@ class BannerChanged:
         "    if snapshot.windows:\n": """    if snapshot.banner:
         parts += ("rule", "banner", change_to_json(changes.BannerChanged(snapshot.banner, 0.0)))
 """,
-        "            windows=_windows(rules.get(MAINTENANCE.encode())),\n": (
-            '            banner=_banner(rules.get(b"banner")),\n'
+        "            windows=_rule(rules, MAINTENANCE, changes.MaintenanceChanged((), 0.0)).windows,\n": (
+            '            banner=_rule(rules, "banner", changes.BannerChanged("", 0.0)).text,\n'
         ),
-        "def _settings(text: bytes": """def _banner(text: bytes | None) -> str:
-    return read_as(text, changes.BannerChanged, "a banner").text if text else ""
-
-
-""",
     },
     "storage/history_file.py": {
         "    AgentSeen,\n    Announced,\n": "    BannerChanged,\n",
-        "        settings=_settings_before(now, changes),\n": (
+        "        watched=_watched_before(now, changes),\n": (
             '        banner="" if any(isinstance(c, BannerChanged) for c in changes) else now.banner,\n'
         ),
     },

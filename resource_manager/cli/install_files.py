@@ -9,7 +9,6 @@ import click
 from resource_manager.cli.base import BAD_INPUT, FOLDER, Failure, print_json
 from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
-from resource_manager.storage.draft_file import replacing
 
 PACKAGE = Path(__file__).parents[1]
 SERVERS = "deploy/servers.toml"
@@ -55,6 +54,8 @@ def files(kind: str, folder: Path, as_json: bool) -> None:
 
 def write_files(kind: str, folder: Path, package: Path = PACKAGE) -> list[Path]:
     """Write the files of a kind and return their paths; raises `Failure` rather than change a file."""
+    from resource_manager.storage.draft_file import replacing  # with which all stores are loaded
+
     texts = {}
     for written, source in KINDS[kind].items():
         root = package / source

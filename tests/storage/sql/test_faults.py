@@ -39,8 +39,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
-from resource_manager.storage.sql import database, sqlite
-from resource_manager.storage.sql import postgresql as dialect
+from resource_manager.storage.sql import database, dialect, sqlite
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
@@ -267,7 +266,7 @@ def test_concurrent_writers_behind_a_pooler_lose_nothing(pgbouncer: PgBouncer, s
 def test_waiters_are_woken_directly_and_poll_behind_a_pooler(
     postgresql: Postgres, pgbouncer: PgBouncer, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialect, "LISTEN_AFTER_S", 0.0)
+    monkeypatch.setattr("resource_manager.storage.sql.postgresql.LISTEN_AFTER_S", 0.0)
     monkeypatch.setattr(dialect, "POLL_S", 30.0)
     direct = stack.enter_context(closing(Database(postgresql.fresh_url())))
     pooled = stack.enter_context(closing(Database(pgbouncer.url)))
