@@ -1,5 +1,6 @@
 """`with_gpus` of operators whose jobs run on the granted server: a real sshd, a real Docker engine."""
 
+import gc
 import os
 import signal
 import warnings
@@ -253,8 +254,16 @@ class Died(Exception):
     pass
 
 
+@pytest.fixture
+def collects_garbage():
+    """Collect what the test leaves before the next one begins, which would be warned of it."""
+    yield
+    gc.collect()
+
+
 # DockerOperator leaves the socket open by which it follows the output.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("collects_garbage")
 @needs_docker
 @pytest.mark.parametrize(
     ("auto_remove", "command", "stays"),
