@@ -83,12 +83,10 @@ class Target:
 
     def placed(self, text: str) -> str:
         """Return the text, which says where there are no servers if it says that there are none."""
+        if errors.NO_SERVERS not in text:
+            return text
         has_none, how = errors.NO_SERVERS.split(":")
-        return (
-            text.replace(errors.NO_SERVERS, f"{has_none} in {self.place}:{how}")
-            if errors.NO_SERVERS in text
-            else text
-        )
+        return text.replace(errors.NO_SERVERS, f"{has_none} in {self.place}:{how}")
 
     @property
     def manager(self) -> LeaseService:
