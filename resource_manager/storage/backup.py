@@ -19,6 +19,7 @@ from resource_manager.storage import codec
 from resource_manager.storage.base import Store
 from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.incarnation import backup_id_of, new_id, new_incarnation
+from resource_manager.storage.locks import Lock
 
 NUMBERS_LEFT_FREE = 2**32
 """Distance of version and fencing token from those in the backup: more than were given after it."""
@@ -126,7 +127,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
         raise errors.LockTimeoutError(LOCK_TIMEOUT_S)
     try:
         while True:
-            stored = _stored(store)
+            stored = _stored(store, lock, force=force)
             is_whole = backup.is_final and not force
             if not force:
                 _require_replaceable(store, stored, backup)
@@ -155,11 +156,17 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
         lock.release()
 
 
-def _stored(store: Store) -> ClusterState | None:
+def _stored(store: Store, lock: Lock, *, force: bool) -> ClusterState | None:
+    """Return the state that a backup will replace; with `force` an unreadable one is emptied first."""
     try:
         return store.refresh(None)
     except errors.StateLostError:  # a Variable that is gone
         return None
+    except errors.CorruptStateError:
+        if not force:
+            raise
+        store.replace(ClusterState().snapshot(), lock=lock)
+        return store.refresh(None)
 
 
 def _require_replaceable(store: Store, stored: ClusterState | None, backup: Backup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import open_store
 from resource_manager.storage.airflow_variable.store import VariableStore
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
@@ -178,6 +180,21 @@ def test_a_manager_can_reset_an_unreadable_state(variables: Variables, redis_url
     assert variables.texts[KEY] == "{"
     assert manager.reset_resources()
     assert manager.allocate_resources("a", 2, 2) is not None
+
+
+def test_a_backup_takes_the_place_of_an_unreadable_document_only_by_force(
+    store: VariableStore, variables: Variables, tmp_path: Path
+) -> None:
+    add(store, started(store), "a")
+    write_backup(store, tmp_path / "state.json")
+    variables.texts[KEY] = "{"
+    backup = read_backup(tmp_path / "state.json")
+    with pytest.raises(CorruptStateError, match="reset"):
+        restore(store, backup)
+    restore(store, backup, force=True)
+    cluster = store.refresh(None)
+    assert cluster is not None
+    assert list(cluster.leases) == ["a"]
 
 
 def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:

@@ -42,6 +42,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import open_store
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import RedisStore
@@ -319,6 +320,20 @@ def test_a_corrupt_part_is_reported_and_left_unchanged(
     assert "\n" not in str(caught.value)
     store.replace(first_state())
     assert leases(store) == set()
+
+
+def test_a_backup_takes_the_place_of_an_unreadable_state_only_by_force(
+    url: str, embedded_redis: RedisServer, tmp_path: Path
+) -> None:
+    store = opened(url)
+    add(store, started(store), "a")
+    write_backup(store, tmp_path / "state.json")
+    embedded_redis.client().set(RedisClient.from_url(url).key("inventory"), "{")
+    backup, other = read_backup(tmp_path / "state.json"), opened(url)
+    with pytest.raises(CorruptStateError, match="restore its data"):
+        restore(other, backup)
+    restore(other, backup, force=True)
+    assert leases(other) == {"a"}
 
 
 def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> None:

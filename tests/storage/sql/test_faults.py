@@ -39,6 +39,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.sql import database, dialect, sqlite
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
@@ -533,6 +534,21 @@ def test_a_change_that_cannot_be_read_is_one_clear_line(url: str, stack: ExitSta
             read()
         assert str(caught.value).count("restore its data") == 1
         one_line(caught.value)
+
+
+def test_a_backup_takes_the_place_of_an_unreadable_state_only_by_force(
+    url: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    add(store, started(store), "a")
+    write_backup(store, tmp_path / "state.json")
+    execute(url, "UPDATE {change} SET body = 'no JSON' WHERE namespace = :namespace")
+    backup = read_backup(tmp_path / "state.json")
+    other = stack.enter_context(closing(open_store(url)))
+    with pytest.raises(CorruptStateError, match="restore its data"):
+        restore(other, backup)
+    restore(other, backup, force=True)
+    assert [lease.lease_id for lease in fresh(other).leases] == ["a"]
 
 
 def test_the_history_is_bounded_and_snapshots_take_its_place(url: str, stack: ExitStack) -> None:
