@@ -79,6 +79,8 @@ class Watches(Waits):
 class Defers(BaseOperator):
     """Operator that defers, and then returns its event and the lease that it sees."""
 
+    longest = timedelta(hours=1)
+
     def __init__(self, *, how="value", **kwargs):
         super().__init__(**kwargs)
         self.how = how
@@ -88,7 +90,7 @@ class Defers(BaseOperator):
             trigger=(Watches if self.how.startswith("watches") else Waits)(self.how),
             method_name="execute_complete",
             kwargs={"given": 1},
-            timeout=timedelta(hours=1),
+            timeout=self.longest,
         )
 
     def execute_complete(self, context, event, given):
@@ -283,7 +285,9 @@ def resumed(operator, deferred, event, context=None):
 
 def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, connect):
     operator, deferred = deferred_by(manager, demand={"ttl": 1})
-    assert deferred.timeout == timedelta(hours=1)
+    assert deferred.timeout > timedelta(hours=1), (
+        "Airflow would only cancel the trigger"
+    )
     [lease] = manager.leases()
     connect(seen := Mock(wraps=manager))
     event = fired(deferred)
@@ -376,6 +380,20 @@ def test_what_a_deferred_operator_watches_is_ended_before_its_longest_runtime_is
     with pytest.raises(Exception, match="its lease is preempted: its longest runtime is over"):
         resumed(operator, deferred, event)
     assert end_of(manager)[0] == "TIMED_OUT"
+
+
+def test_what_a_deferred_operator_watches_is_ended_when_its_deferral_times_out(manager, monkeypatch):
+    """Airflow only cancels the trigger; what it watched would use GPUs that are granted to others."""
+    monkeypatch.setattr(Defers, "longest", timedelta(seconds=1))
+    operator, deferred = deferred_by(manager, "watches too long")
+    event = fired(deferred)
+    assert Watches.ended.pop() == "watches too long"
+    assert len(manager.leases()) == 1, "until a worker has failed the task"
+    with pytest.raises(Exception, match="Trigger timeout") as caught:
+        resumed(operator, deferred, event)
+    assert type(caught.value).__name__ == "TaskDeferralTimeout"
+    assert manager.leases() == []
+    assert end_of(manager) == ("FAILED", "Trigger timeout")
 
 
 def silent_until(manager, is_over):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +19,12 @@ from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 
+TIMED_OUT = "Trigger timeout"
+"""Airflow's word for a deferral that took longer than it may."""
+
+ENDS_WITHIN = timedelta(minutes=1)
+"""Time in which a deferral that timed out ends by itself, with what it watches; then Airflow ends it."""
+
 
 class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
@@ -25,6 +33,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
     or taken, or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user
     ends the task. A trigger that cannot end it waits on instead, as the lease may still be there by then.
+    The time `until` ends the deferral likewise: Airflow would only cancel the trigger, and the lease end.
     """
 
     def __init__(
@@ -35,6 +44,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         classpath: str,
         arguments: Mapping[str, Any],
         gpu_conn_id: str = DEFAULT_CONNECTION,
+        until: float | None = None,
     ) -> None:
         super().__init__(
             identity,
@@ -43,9 +53,11 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             ttl_s=ttl_s,
             classpath=classpath,
             arguments=dict(arguments),
+            until=until,
         )
         self.fencing_token = fencing_token
         self.ttl_s = ttl_s
+        self.until = until
         module, _, name = classpath.rpartition(".")
         self.own: BaseTrigger = getattr(import_module(module), name)(**arguments)
 
@@ -56,11 +68,12 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         keeping = asyncio.ensure_future(self._keep())
         error: dict[str, Any] = {}
         try:
-            await asyncio.wait([first, keeping], return_when=asyncio.FIRST_COMPLETED)
+            left_s = None if self.until is None else max(self.until - time.time(), 0.0)
+            await asyncio.wait([first, keeping], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if first.done():
                 event = first.result()
             else:
-                error = {"error": keeping.result()}
+                error = {"error": keeping.result() if keeping.done() else TIMED_OUT}
         except Exception as failure:
             error = {"error": "Trigger failure", "traceback": traceback.format_exception(failure)}
         finally:

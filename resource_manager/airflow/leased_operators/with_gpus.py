@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from airflow.sdk import BaseOperator
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of, try_of
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
-from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeepingTrigger
+from resource_manager.airflow.leased_operators.lease_keeping import ENDS_WITHIN, LeaseKeepingTrigger
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
@@ -108,6 +109,7 @@ class LeasedOperator(RunsInWorker):
         except ResourceManagerError as error:  # the trigger finds out
             self.log.warning("the lease could not be renewed for the time until a triggerer does: %s", error)
         classpath, arguments = deferred.trigger.serialize()
+        timeout = deferred.timeout
         trigger = LeaseKeepingTrigger(
             plain_identity,
             allocation["fencing_token"],
@@ -115,10 +117,14 @@ class LeasedOperator(RunsInWorker):
             classpath,
             arguments,
             self.gpu_conn_id,
+            until=None if timeout is None else time.time() + timeout.total_seconds(),
         )
         step = {"method": deferred.method_name, "arguments": deferred.kwargs or {}}
         return TaskDeferred(
-            trigger=trigger, method_name="execute_resumed", kwargs=step, timeout=deferred.timeout
+            trigger=trigger,
+            method_name="execute_resumed",
+            kwargs=step,
+            timeout=None if timeout is None else timeout + ENDS_WITHIN,
         )
 
     def execute_resumed(
