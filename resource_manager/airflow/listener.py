@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from threading import Timer
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 from airflow.listeners import hookimpl
@@ -29,6 +31,9 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
 
 logger = logging.getLogger(__name__)
+
+LATE = "gpu-leases-late"
+"""Name of the threads that wait for the processes of tasks whose run was ended."""
 
 NOT_RELEASED = "the GPUs were not released here; the reconciler will release them"
 NOT_ANNOUNCED = "what the tasks of a DAG run will ask for is not announced"
@@ -123,16 +128,22 @@ def _run_ended(dag_run: Any) -> None:
         return
     dag_id, run_id = dag_run.dag_id, dag_run.run_id
 
-    def end(manager: LeaseService) -> None:
+    def end(manager: LeaseService, processes_are_over: bool = False) -> None:
         for entry in [*manager.leases(), *manager.queue()]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
-            if names == (instance_id(), dag_id, run_id) and labels.get("scope") == reconcile.RUN_SCOPE:
+            if names != (instance_id(), dag_id, run_id) or labels.get("scope") != reconcile.RUN_SCOPE:
+                continue
+            if processes_are_over or not reconcile.may_be_in_use(manager, entry):
                 _end(manager, entry, task_as_caller(instance_id(), dag_id))
+            elif not late.is_alive():
+                late.start()
         with asked_by(task_as_caller(instance_id(), dag_id)):
             run = run_of(TaskIdentity(instance_id(), dag_id, run_id, "any").lease_id)
             manager.withdraw(run=run, reason="the run has ended")
 
+    late = Timer(reconcile.ENDING_S, lambda: _thread().submit(_safely, partial(end, processes_are_over=True)))
+    late.name, late.daemon = LATE, True
     _thread().submit(_safely, end)
 
 
@@ -144,6 +155,10 @@ def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
 
 def finish() -> None:
     """Wait for the work that was submitted so far, and drop the manager: the next event opens another."""
+    _thread().submit(int).result()
+    for thread in enumerate_threads():
+        if thread.name == LATE:
+            thread.join()
     _thread().submit(_hook.cache_clear).result()
 
 

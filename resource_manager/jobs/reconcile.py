@@ -33,6 +33,10 @@ PROCESS_SCOPE = "process"
 """Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
 
 
+ENDING_S = 12.0
+"""Longest life of the process of a task that Airflow or a user ended: to its supervisor's next heartbeat,
+then SIGTERM and after 5 s SIGKILL."""
+
 NOT_TO_RUN = "its task will not run"
 
 OPERATOR_TIMEOUT_S = 30.0
@@ -139,6 +143,14 @@ def end(
     return _action(entry, kind, detail)
 
 
+def may_be_in_use(manager: LeaseService, entry: Mapping[str, Any]) -> bool:
+    """Return whether processes of tasks that no agent sees may use a lease for `ENDING_S` after its run."""
+    if entry["labels"].get("scope") != RUN_SCOPE or entry["state"] == "WAITING":
+        return False
+    watched = {server["server_name"] for server in manager.servers() if server["watched"]}
+    return not watched.issuperset(member["server_name"] for member in entry["members"])
+
+
 def _as_it_is(manager: LeaseService, entry: Mapping[str, Any]) -> Submission | None:
     """Return an entry as it is now: granted, or its job placed, since it was read; None if it has ended."""
     found = manager.status_of(entry["task_id"])
@@ -213,6 +225,13 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     unfinished = states.unfinished({identity for _, identity in owned})
     run_is_unfinished = cache(states.run_is_unfinished)
     actions = []
+    over = [
+        entry
+        for entry, identity in owned
+        if task_of(entry) is None and not run_is_unfinished(identity.dag_id, identity.run_id)
+    ]
+    if any(may_be_in_use(manager, entry) for entry in over):
+        time.sleep(ENDING_S)
     for entry in entries:
         if entry["state"] == "ERROR" and TaskIdentity.from_labels(entry["labels"]) is None:
             actions += _end_if_over(manager, entry)

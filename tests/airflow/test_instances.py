@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -88,6 +89,7 @@ def manager(embedded_redis, tmp_path, monkeypatch):
     connection = {"conn_type": "gpu_manager", "host": url}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr("resource_manager.jobs.reconcile.ENDING_S", 0.0)
     listener.finish()
     with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         yield manager
@@ -166,7 +168,7 @@ def held(manager):
 def after_the_listener(act):
     """Call a hook of the listener and wait until its work is done."""
     act()
-    listener._thread().submit(lambda: None).result(30)
+    listener.finish()
 
 
 def test_tasks_with_equal_names_in_two_airflows_hold_different_gpus(manager, instance):
@@ -286,6 +288,19 @@ def test_a_run_that_a_user_has_marked_keeps_its_lease_until_its_teardowns_are_ov
         assert held(manager) == {lease["task_id"]}
         after_the_listener(lambda: listener.on_dag_run_failed(RUN, "its last teardown is over"))
     assert held(manager) == set()
+
+
+def test_a_lease_of_a_run_that_was_ended_lasts_as_long_as_the_processes_of_its_tasks(
+    manager, instance, monkeypatch
+):
+    """At a dagrun_timeout Airflow says at once that the run is over; a worker learns it later."""
+    monkeypatch.setattr("resource_manager.jobs.reconcile.ENDING_S", 0.5)
+    with instance("staging"):
+        allocate()
+        began = time.monotonic()
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "timed_out"))
+    assert held(manager) == set()
+    assert time.monotonic() - began >= 0.5
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):

@@ -285,9 +285,7 @@ def resumed(operator, deferred, event, context=None):
 
 def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, connect):
     operator, deferred = deferred_by(manager, demand={"ttl": 1})
-    assert deferred.timeout > timedelta(hours=1), (
-        "Airflow would only cancel the trigger"
-    )
+    assert deferred.timeout > timedelta(hours=1), "Airflow would only cancel the trigger"
     [lease] = manager.leases()
     connect(seen := Mock(wraps=manager))
     event = fired(deferred)

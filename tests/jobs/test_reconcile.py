@@ -1,5 +1,7 @@
 """Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
+import time
+
 import pytest
 
 from resource_manager import GPUResourceManager
@@ -186,11 +188,14 @@ def test_the_pending_request_of_an_ended_task_is_cancelled(manager):
     assert (action.action, manager.queue()) == ("cancelled", [])
 
 
-def test_a_lease_of_a_run_lives_until_the_run_has_ended(manager):
+def test_a_lease_of_a_run_lives_until_the_run_and_the_processes_of_its_tasks_have_ended(manager, monkeypatch):
+    monkeypatch.setattr(reconcile_module, "ENDING_S", 0.5)
     submit(manager, identity("allocate"), scope="run")
     assert reconcile(manager, States(runs=[("d", "r")])) == []
+    began = time.monotonic()
     (action,) = reconcile(manager, States())
     assert (action.action, action.detail) == ("released", "it had no job")
+    assert time.monotonic() - began >= 0.5
 
 
 @pytest.mark.parametrize("begins", ["waits", "is granted"])

@@ -24,7 +24,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.launchers.devices import MPS_PERCENTAGE, device_environment
-from resource_manager.jobs.reconcile import RUN_SCOPE
+from resource_manager.jobs.reconcile import RUN_SCOPE, may_be_in_use
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
@@ -33,8 +33,7 @@ from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.results import Allocation, Submission
 
 ENDING_S = MIN_DEFERRAL_S + 5.0
-"""Longest life of the process of a task that a user ended: to its supervisor's next heartbeat, then SIGTERM
-and after 5 s SIGKILL."""
+"""The reconciler's `ENDING_S` with the heartbeat of this Airflow."""
 
 UNKNOWN = "unknown"
 
@@ -105,7 +104,8 @@ class GPUReleaseOperator(BaseOperator):
         _require_dag(entry, identity)
         states = self._states_between(context, entry, identity)
         succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
-        if runs_again or not (succeeded or "has_waited" in event or _all_watched(manager, entry)):
+        is_over = succeeded or "has_waited" in event
+        if runs_again or (not is_over and may_be_in_use(manager, entry)):
             why = (
                 "a task of the lease runs again"
                 if runs_again
@@ -146,12 +146,6 @@ def _refuse(allocate: str, context: Any) -> None:
     raise AirflowFailException(
         f"the lease of this task's gpu_lease has ended, its GPUs may be others' by now: clear {allocate}, too"
     )
-
-
-def _all_watched(manager: LeaseService, entry: Mapping[str, Any]) -> bool:
-    """Return whether agents see what is on the lease's GPUs: they are granted again once it is gone."""
-    watched = {server["server_name"] for server in manager.servers() if server["watched"]}
-    return watched.issuperset(member["server_name"] for member in entry["members"])
 
 
 def _require_dag(entry: Mapping[str, Any], identity: TaskIdentity) -> None:
