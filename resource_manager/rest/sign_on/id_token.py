@@ -66,11 +66,18 @@ def _verified(text: str, keys: Keys) -> jwt.Token:
 
 
 def _key_set(published: dict[str, Any]) -> KeySet:
-    try:
-        signing = [key for key in published["keys"] if key["kty"] != "oct" and key.get("use", "sig") == "sig"]
-        return KeySet.import_key_set({"keys": signing})
-    except (JoseError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its keys cannot be read: {error}") from error
+    """Return the keys for signatures that can be read; others do not matter (RFC 7517, section 5)."""
+    found, why = [], "there are none for signatures"
+    listed = published.get("keys")
+    for key in listed if isinstance(listed, list) else ():
+        try:
+            if key["kty"] != "oct" and key.get("use", "sig") == "sig":
+                found += KeySet.import_key_set({"keys": [key]}).keys
+        except (JoseError, ValueError, LookupError, TypeError, AttributeError) as error:
+            why = str(error)
+    if not found:
+        raise ValueError(f"its keys cannot be read: {why}")
+    return KeySet(found)
 
 
 def _reason(error: JoseError) -> str:

@@ -40,6 +40,8 @@ class OpenIdProvider:
     confirms: bool = False
     """Whether the person confirms a code once it was asked for in vain."""
     keys: list[RSAKey] = field(default_factory=list)
+    other_keys: list[Any] = field(default_factory=list)
+    """What is published beside them."""
     signing: Any = None
     """Key that signs in the place of the last published one."""
     before_answer: Callable[[], object] = lambda: None
@@ -91,7 +93,9 @@ class OpenIdProvider:
             return
         answers = {
             "/realm/.well-known/openid-configuration": self._metadata,
-            "/realm/keys": lambda form: {"keys": [key.as_dict(private=False) for key in self.keys]},
+            "/realm/keys": lambda form: {
+                "keys": [*self.other_keys, *(key.as_dict(private=False) for key in self.keys)]
+            },
             "/realm/token": self._token,
             "/realm/device": self._device,
         }

@@ -188,6 +188,21 @@ def test_a_new_key_is_fetched_and_a_foreign_or_weaker_one_is_refused(
     assert "HS256" in refused(log_in(browser)) or "algorithm" in refused(log_in(browser))
 
 
+def test_a_key_that_cannot_be_read_keeps_nobody_out(browser: FlaskClient, provider: OpenIdProvider) -> None:
+    unreadable: list[Any] = [
+        {"kty": "EC", "crv": "P-999", "x": "aa", "y": "bb"},
+        {"kty": "RSA", "n": "!"},
+        {},
+        "key",
+    ]
+    provider.other_keys.extend(unreadable)
+    assert log_in(browser).status_code == 200
+    provider.rotate_keys()
+    provider.keys.clear()
+    provider.signing = RSAKey.generate_key(2048, {"kid": "new"})
+    assert "its keys cannot be read" in refused(log_in(browser))
+
+
 def test_a_log_in_ends_once_and_in_the_browser_that_began_it(
     browser: FlaskClient, provider: OpenIdProvider
 ) -> None:
