@@ -11,9 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
-from threading import Timer
-from threading import enumerate as enumerate_threads
+from functools import cache
 from typing import Any
 
 from airflow.listeners import hookimpl
@@ -31,9 +29,6 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
 
 logger = logging.getLogger(__name__)
-
-LATE = "gpu-leases-late"
-"""Name of the threads that wait for the processes of tasks whose run was ended."""
 
 NOT_RELEASED = "the GPUs were not released here; the reconciler will release them"
 NOT_ANNOUNCED = "what the tasks of a DAG run will ask for is not announced"
@@ -126,24 +121,20 @@ def _task_ended(task_instance: Any) -> None:
 def _run_ended(dag_run: Any) -> None:
     if str(dag_run.state) not in ENDED_RUN_STATES:  # a user has marked it, and teardowns are left
         return
-    dag_id, run_id = dag_run.dag_id, dag_run.run_id
+    dag_id, run_id, has_succeeded = dag_run.dag_id, dag_run.run_id, str(dag_run.state) == "success"
 
-    def end(manager: LeaseService, processes_are_over: bool = False) -> None:
+    def end(manager: LeaseService) -> None:
         for entry in [*manager.leases(), *manager.queue()]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
             if names != (instance_id(), dag_id, run_id) or labels.get("scope") != reconcile.RUN_SCOPE:
                 continue
-            if processes_are_over or not reconcile.may_be_in_use(manager, entry):
+            if has_succeeded or not reconcile.may_be_in_use(manager, entry):  # else the reconciler ends it
                 _end(manager, entry, task_as_caller(instance_id(), dag_id))
-            elif not late.is_alive():
-                late.start()
         with asked_by(task_as_caller(instance_id(), dag_id)):
             run = run_of(TaskIdentity(instance_id(), dag_id, run_id, "any").lease_id)
             manager.withdraw(run=run, reason="the run has ended")
 
-    late = Timer(reconcile.ENDING_S, lambda: _thread().submit(_safely, partial(end, processes_are_over=True)))
-    late.name, late.daemon = LATE, True
     _thread().submit(_safely, end)
 
 
@@ -155,10 +146,6 @@ def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
 
 def finish() -> None:
     """Wait for the work that was submitted so far, and drop the manager: the next event opens another."""
-    _thread().submit(int).result()
-    for thread in enumerate_threads():
-        if thread.name == LATE:
-            thread.join()
     _thread().submit(_hook.cache_clear).result()
 
 

@@ -224,47 +224,50 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     owned = [(entry, identity) for entry, identity in of_tasks if identity.instance == instance]
     unfinished = states.unfinished({identity for _, identity in owned})
     run_is_unfinished = cache(states.run_is_unfinished)
-    actions = []
-    over = [
-        entry
-        for entry, identity in owned
-        if task_of(entry) is None and not run_is_unfinished(identity.dag_id, identity.run_id)
-    ]
-    if any(may_be_in_use(manager, entry) for entry in over):
-        time.sleep(ENDING_S)
+    actions, of_ended_runs = [], []
     for entry in entries:
         if entry["state"] == "ERROR" and TaskIdentity.from_labels(entry["labels"]) is None:
             actions += _end_if_over(manager, entry)
     for entry, identity in owned:
-        if task_of(entry) is None:
-            wanted = run_is_unfinished(identity.dag_id, identity.run_id)
+        if task_of(entry) is not None:
+            actions += _settle(manager, entry, is_wanted=identity in unfinished)
+        elif run_is_unfinished(identity.dag_id, identity.run_id):
+            actions += _settle(manager, entry, is_wanted=True)
         else:
-            wanted = identity in unfinished
-        try:
-            if not wanted or is_remainder(entry) or entry.get("revoked"):
-                actions.append(end(manager, entry))
-            elif entry.get("gpu_failed"):
-                manager.require_owner(entry)
-                actions.append(stop_job(entry))
-            elif is_overdue(entry):
-                actions.append(_preempt(manager, entry))
-            elif entry["state"] == "ERROR":
-                manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
-                actions.append(
-                    _action(entry, ActionKind.RENEWED, "it was quarantined, but its task is unfinished")
-                )
-        except LeaseNotFoundError:
-            actions.append(_action(entry, ActionKind.GONE_BEFORE))
-        except ResourceManagerError as error:
-            actions.append(_action(entry, ActionKind.KEPT, str(error)))
-        except Exception as error:  # the other entries must not wait for this one
-            logger.exception("%s cannot be reconciled", name_in_words(entry))
-            actions.append(_action(entry, ActionKind.KEPT, f"{type(error).__name__}: {error}"))
+            of_ended_runs.append((entry, identity))
     actions += _search(manager)
     actions += _withdraw(manager, states, instance, run_is_unfinished)
+    if any(may_be_in_use(manager, entry) for entry, _ in of_ended_runs):
+        time.sleep(ENDING_S)
+    for entry, identity in of_ended_runs:  # one may have been cleared meanwhile, and goes on under its lease
+        is_wanted = states.run_is_unfinished(identity.dag_id, identity.run_id)
+        actions += _settle(manager, entry, is_wanted=is_wanted)
     for action in actions:
         logger.info("%s %s: %s", action.action, action.name, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
+
+
+def _settle(manager: LeaseService, entry: Submission, *, is_wanted: bool) -> list[Action]:
+    """Do what a lease or pending request of a task needs, whose task or run `is_wanted` or has ended."""
+    try:
+        if not is_wanted or is_remainder(entry) or entry.get("revoked"):
+            return [end(manager, entry)]
+        if entry.get("gpu_failed"):
+            manager.require_owner(entry)
+            return [stop_job(entry)]
+        if is_overdue(entry):
+            return [_preempt(manager, entry)]
+        if entry["state"] == "ERROR":
+            manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
+            return [_action(entry, ActionKind.RENEWED, "it was quarantined, but its task is unfinished")]
+        return []
+    except LeaseNotFoundError:
+        return [_action(entry, ActionKind.GONE_BEFORE)]
+    except ResourceManagerError as error:
+        return [_action(entry, ActionKind.KEPT, str(error))]
+    except Exception as error:  # the other entries must not wait for this one
+        logger.exception("%s cannot be reconciled", name_in_words(entry))
+        return [_action(entry, ActionKind.KEPT, f"{type(error).__name__}: {error}")]
 
 
 def _withdraw(

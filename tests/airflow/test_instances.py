@@ -69,7 +69,8 @@ TASK = SimpleNamespace(
     state="failed",
     xcom_push=lambda key, value: None,
 )
-RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="failed")
+RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="success")
+FAILED = SimpleNamespace(**{**vars(RUN), "state": "failed"})
 
 
 class NothingGoesOn:
@@ -89,7 +90,6 @@ def manager(embedded_redis, tmp_path, monkeypatch):
     connection = {"conn_type": "gpu_manager", "host": url}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    monkeypatch.setattr("resource_manager.jobs.reconcile.ENDING_S", 0.0)
     listener.finish()
     with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         yield manager
@@ -168,7 +168,7 @@ def held(manager):
 def after_the_listener(act):
     """Call a hook of the listener and wait until its work is done."""
     act()
-    listener.finish()
+    listener._thread().submit(lambda: None).result(30)
 
 
 def test_tasks_with_equal_names_in_two_airflows_hold_different_gpus(manager, instance):
@@ -233,9 +233,9 @@ def test_the_history_says_which_task_of_which_airflow_asked(manager, instance):
     ours, _ = both_allocate(instance)
     with instance("production"):
         GPUReleaseOperator(task_id="end", lease=ours).execute({"ti": TASK})
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "ended by a user"))
     with instance("staging"):
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "ended by a user"))
     assert held(manager) == set()
     asked = [(change["change"], change["by"]) for change in manager.history()]
     assert asked == [
@@ -259,10 +259,10 @@ def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance):
 def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty_database, instance):
     ours, _ = both_allocate(instance)
     with instance("staging"):
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "ended by a user"))
     assert held(manager) == {ours["task_id"]}
     with instance(None):
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "no table of Variables in this database"))
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "no table of Variables in this database"))
     assert held(manager) == {ours["task_id"]}, "an Airflow without an instance id ends no lease"
     with instance("production"):
         after_the_listener(lambda: listener.on_dag_run_success(RUN, ""))
@@ -284,9 +284,9 @@ def test_a_run_that_a_user_has_marked_keeps_its_lease_until_its_teardowns_are_ov
     with instance("staging"):
         lease = allocate()
         marked = SimpleNamespace(**{**vars(RUN), "state": "running"})
-        after_the_listener(lambda: listener.on_dag_run_failed(marked, "Dag Run's state was manually set"))
+        after_the_listener(lambda: listener.on_dag_run_success(marked, "Dag Run's state was manually set"))
         assert held(manager) == {lease["task_id"]}
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "its last teardown is over"))
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "its last teardown is over"))
     assert held(manager) == set()
 
 
@@ -294,13 +294,18 @@ def test_a_lease_of_a_run_that_was_ended_lasts_as_long_as_the_processes_of_its_t
     manager, instance, monkeypatch
 ):
     """At a dagrun_timeout Airflow says at once that the run is over; a worker learns it later."""
-    monkeypatch.setattr("resource_manager.jobs.reconcile.ENDING_S", 0.5)
+    monkeypatch.setattr("resource_manager.jobs.reconcile.ENDING_S", 0.1)
     with instance("staging"):
         allocate()
-        began = time.monotonic()
-        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "timed_out"))
+        after_the_listener(lambda: listener.on_dag_run_failed(FAILED, "timed_out"))
+        assert len(manager.leases()) == 1, "the reconciler will end it"
+        cleared = Mock(unfinished=lambda identities: set(), run_is_unfinished=Mock(side_effect=[False, True]))
+        assert reconcile(manager, cleared, "staging").actions == [], "it goes on under its lease"
+        over = Mock(unfinished=lambda identities: set(), run_is_unfinished=lambda dag_id, run_id: False)
+        began = time.time()
+        reconcile(manager, over, "staging")
     assert held(manager) == set()
-    assert time.monotonic() - began >= 0.5
+    assert manager.history()[-1]["at"] >= began + 0.1
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
