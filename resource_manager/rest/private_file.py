@@ -89,8 +89,8 @@ class PrivateFile:
             os.close(folder)
 
     def write(self, text: str) -> None:
-        """Replace the file, completely or not at all."""
+        """Replace the file, of a link that which it names, completely or not at all."""
         from resource_manager.storage.draft_file import replacing  # with which all stores are loaded
 
-        with replacing(self.path, 0o600) as file:
+        with replacing(self.path.resolve(), 0o600) as file:
             file.write(text)

@@ -156,6 +156,16 @@ def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest
     assert "is not noted: the disk is full" in caplog.text
 
 
+def test_a_link_to_the_file_of_tokens_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    link, file = tmp_path / "tokens.json", tmp_path / "secrets" / "tokens.json"
+    link.symlink_to(file)
+    for number, name in enumerate(("ada", "ben"), 1):
+        tokens.create(TokenFile(link), name, Role.USER)
+        assert link.is_symlink()
+        assert len(TokenFile(file).read()) == number
+
+
 def test_a_use_reads_the_tokens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of them all for each that was used would take seconds of every few where agents have many."""
     store = TokenFile(tmp_path / "tokens.json")
