@@ -27,6 +27,9 @@ NUMBERS_LEFT_FREE = 2**32
 SEQUENCES_LEFT_FREE = 8192
 """The same for the numbers of requests: few, since short ids are used up by them."""
 
+LARGEST_NUMBER = 2**52
+"""Largest version, fencing token or number of a request in a backup: Redis counts on exactly from there."""
+
 LOCK_TIMEOUT_S = 30.0
 
 
@@ -105,6 +108,9 @@ def read_backup(path: Path) -> Backup:
         ClusterState.from_snapshot(backup.snapshot)  # else restored, it could never be opened
         if not (backup.name and re.fullmatch("[0-9a-f]*", backup.incarnation)):
             raise ValueError(backup.incarnation)
+        numbers = backup.snapshot.version, backup.snapshot.last_fencing_token, backup.snapshot.sequence
+        if max(numbers) > LARGEST_NUMBER:
+            raise ValueError(numbers)
         return backup
     except errors.CorruptStateError as error:
         raise type(error)(f"{path}: {error}") from error

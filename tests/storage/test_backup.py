@@ -449,14 +449,17 @@ def test_a_file_that_is_no_backup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"taken_at": math.nan}, {"taken_at": math.inf}, {"taken_at": 1e300}, {"taken_at": 1e12}]
-    + [{"incarnation": text} for text in ("state", "0x1234567890abc", "-00000000001")],
+    + [{"incarnation": text} for text in ("state", "0x1234567890abc", "-00000000001")]
+    + [{"state": {name: 10**30}} for name in ("version", "last_fencing_token", "sequence")],
 )
-def test_a_file_whose_times_are_none_is_no_backup(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_file_whose_times_or_numbers_are_none_is_no_backup(tmp_path: Path, wrong: dict[str, Any]) -> None:
     path = tmp_path / "state.json"
     with closing(open_store("memory://")) as store:
         started(store)
         write_backup(store, path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    found = json.loads(path.read_text())
+    state = found["state"] | wrong.get("state", {})
+    path.write_text(json.dumps(found | wrong | {"state": state}))
     with pytest.raises(CorruptStateError, match=r"state\.json is not a file of gpu-manager store backup"):
         read_backup(path)
 
