@@ -143,10 +143,17 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         try:
             value = _parsed(part)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"not JSON: {error}", path=path, line=line) from None
+            raise InputError(f"not JSON: {_mistake(error)}", path=path, line=line) from None
         if not isinstance(value, dict):
             raise InputError("not a JSON object", path=path, line=line)
         yield Row(value, path, line)
+
+
+def _mistake(error: Exception) -> str:
+    """Return what is wrong and where in its line, whose number the error has in front of it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, at column {error.colno}"
+    return str(error)
 
 
 MAX_UNPACKED_BYTES = 64 * 2**20
@@ -180,6 +187,7 @@ def read_json(path: Path) -> Any:
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"not JSON: {error}", path=path, line=getattr(error, "lineno", None)) from error
+        line = getattr(error, "lineno", None)
+        raise InputError(f"not JSON: {_mistake(error)}", path=path, line=line) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error

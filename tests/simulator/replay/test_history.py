@@ -346,7 +346,7 @@ def test_commits_of_one_time_stay_separate() -> None:
         ("", "the file is empty; expected a history export"),
         ('{"change":"granted"}\n', ":1: the first line of a history must be the state before it: "),
         ('{"snapshot":{"format":99}}\n', ":1: the snapshot was written in format 99"),
-        ("{broken\n", ":1: not JSON"),
+        ("{broken\n", ":1: not JSON: Expecting property name enclosed in double quotes, at column 2"),
         ("SNAPSHOT\n{}\n", ":2: not a change"),
         ('SNAPSHOT\n{"change":"released","lease_id":"x"}\n', ":2: not a released change: fencing_token"),
     ],
