@@ -238,6 +238,7 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     actions += _search(manager)
     actions += _withdraw(manager, states, instance, run_is_unfinished)
     if any(may_be_in_use(manager, entry) for entry, _ in of_ended_runs):
+        logger.info("waiting %g s for the processes of runs that have ended", ENDING_S)
         time.sleep(ENDING_S)
     for entry, identity in of_ended_runs:  # one may have been cleared meanwhile, and goes on under its lease
         is_wanted = states.run_is_unfinished(identity.dag_id, identity.run_id)
