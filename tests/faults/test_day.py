@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +24,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
-from tests.faults.day.by_hand import SHORT_ID, renamed
+from tests.faults.day.by_hand import MAX_TRIES, SHORT_ID, Desk, Present, renamed
 from tests.faults.day.gaps import estimates, gaps, unexplained
 from tests.faults.day.page import page_of
 from tests.faults.day.proof import Evidence, Look, broken, not_shown, remarks, spans
@@ -330,6 +332,23 @@ def test_the_reason_of_a_wait_names_no_lease_of_who_waits() -> None:
 
 LOST = replace(GOOD, tasks={**GOOD.tasks, "job_001": task(tries=2, unrecorded=(1,))})
 """Airflow has lost the record of a try, and all else shows that the job ran right."""
+
+
+@pytest.mark.parametrize(("status", "tries"), [(None, MAX_TRIES), ({"state": "RUNNING"}, 1)])
+def test_a_job_that_was_in_neither_list_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: object, tries: int
+) -> None:
+    """Leases and queue are read one after the other, and the end of a preempted job has a result, too."""
+    monkeypatch.setattr("tests.faults.day.by_hand.AGAIN_S", 0.0)
+    monkeypatch.setattr("tests.faults.day.by_hand.PROGRAM", ("true",))
+    looks = iter([False] * (3 if status else 100))
+    manager: Any = SimpleNamespace(
+        status_of=lambda name: status, result_of=lambda name: {"outcome": Outcome.PREEMPTED}
+    )
+    job, nowhere = replace(SHORT, way="submit"), cast(Present, ())
+    desk = Desk(job, {}, tmp_path, tmp_path, manager, nowhere, lambda: next(looks, True))
+    desk.work()
+    assert (desk.state, desk.tries) == ("failed", tries)
 
 
 def test_a_try_that_airflow_has_lost_is_a_remark() -> None:

@@ -108,7 +108,8 @@ class Desk:
         seen_at = time.monotonic()
         while time.monotonic() - seen_at < LOST_S and not self.has_ended():
             try:
-                is_present = self.job.name in self.present
+                # A job that goes from the queue to a lease while both are read is in neither.
+                is_present = self.job.name in self.present or bool(self.manager.status_of(self.job.name))
                 result = None if is_present else self.manager.result_of(self.job.name)
             except ResourceManagerError:
                 is_present, result = True, None
