@@ -240,8 +240,9 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     if any(may_be_in_use(manager, entry) for entry, _ in of_ended_runs):
         logger.info("waiting %g s for the processes of runs that have ended", ENDING_S)
         time.sleep(ENDING_S)
-    for entry, identity in of_ended_runs:  # one may have been cleared meanwhile, and goes on under its lease
-        is_wanted = states.run_is_unfinished(identity.dag_id, identity.run_id)
+        run_is_unfinished.cache_clear()  # one may have been cleared meanwhile, and goes on under its lease
+    for entry, identity in of_ended_runs:
+        is_wanted = run_is_unfinished(identity.dag_id, identity.run_id)
         actions += _settle(manager, entry, is_wanted=is_wanted)
     for action in actions:
         logger.info("%s %s: %s", action.action, action.name, action.detail)
