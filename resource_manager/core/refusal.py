@@ -96,11 +96,11 @@ class WouldDelay:
 
 
 @fact
-class NoPlaceInTime:
-    """A request ahead has no reservation, since only so many before it get one."""
+class BeyondPass:
+    """A pass looks at no request behind that one, which is the last of so many that wait."""
 
-    ahead: Ahead
-    places: int
+    last: Ahead
+    count: int
 
 
 @fact
@@ -266,7 +266,7 @@ Fact = (
     | NextPass
     | HeldForAhead
     | WouldDelay
-    | NoPlaceInTime
+    | BeyondPass
     | MayStartAnyTime
     | PriceNotCovered
     | StillHeld

@@ -10,6 +10,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import (
     Ahead,
+    BeyondPass,
     EndUnknown,
     Fact,
     FreeNow,
@@ -19,7 +20,6 @@ from resource_manager.core.refusal import (
     Misconfigured,
     NextPass,
     NoKnownEnd,
-    NoPlaceInTime,
     NotEstimated,
     OverGuarantee,
     OverLimit,
@@ -145,7 +145,7 @@ def words_of(fact: Fact, request: Request) -> str:
             return _quota(fact)
         case EndUnknown() | NoKnownEnd() | TooFar() | NotEstimated() | PriceUnknown():
             return _no_estimate(fact)
-        case FreeNow() | NextPass() | HeldForAhead() | WouldDelay() | NoPlaceInTime() | MayStartAnyTime():
+        case FreeNow() | NextPass() | HeldForAhead() | WouldDelay() | BeyondPass() | MayStartAnyTime():
             return _behind(fact, request)
         case PriceNotCovered() | StillHeld() | WaitsForEnds():
             return _waits(fact)
@@ -156,7 +156,7 @@ def words_of(fact: Fact, request: Request) -> str:
 
 
 def _behind(
-    fact: FreeNow | NextPass | HeldForAhead | WouldDelay | NoPlaceInTime | MayStartAnyTime, request: Request
+    fact: FreeNow | NextPass | HeldForAhead | WouldDelay | BeyondPass | MayStartAnyTime, request: Request
 ) -> str:
     match fact:
         case FreeNow():
@@ -171,9 +171,8 @@ def _behind(
             detail = f"starting now could delay {_who(fact.ahead)}"
             state_it = ", because its runtime is unknown: state expected_runtime"
             return f"{detail}{state_it}" if fact.unknown_runtime else detail
-        case NoPlaceInTime():
-            who = _who(fact.ahead)
-            return f"nothing overtakes {who}: only {fact.places} before it have a place in time"
+        case BeyondPass():
+            return f"nothing overtakes {_who(fact.last)}: a pass looks at the first {fact.count} that wait"
     noun = "lease " if fact.is_lease else ""
     cause = f": the runtime of {noun}{fact.endless} is unknown" if fact.endless else ""
     return f"{_who(fact.ahead)} may start at any moment{cause}, so nothing overtakes it"

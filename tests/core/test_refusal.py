@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
-from resource_manager.core.names import MAX_SHOWN, name_of, short
+from resource_manager.core.names import MAX_SHOWN, name_of, short, short_id
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
 from resource_manager.manager.refusal_wording import (
     MAX_DETAIL,
@@ -28,7 +29,7 @@ from resource_manager.manager.refusal_wording import (
 from resource_manager.rest.problems import from_refusal
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
-from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.queue.backfill import MAX_AHEAD
 from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
@@ -226,15 +227,22 @@ def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
     assert not allocator.allocate_in_order(cluster, [brief], SchedulingPass(FIRST_FIT, order, 10.0))
 
 
-def test_only_so_many_get_a_place_in_time() -> None:
+@pytest.mark.parametrize("waiting", [MAX_AHEAD - 2, MAX_AHEAD - 1])
+def test_a_pass_looks_at_the_first_that_wait(waiting: int) -> None:
+    """The head waits, too; with one less in the queue the request starts."""
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("a", 0, 4, 1, 100.0))
-    for number in range(MAX_RESERVATIONS + 5):
+    for number in range(waiting):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0, number, 2.0))
-    assert reason(cluster, Request("t", 2, expected_runtime_s=1.0), order)[1] == (
-        f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} c274 (position "
-        f"{MAX_RESERVATIONS + 1}, needs 8): only {MAX_RESERVATIONS} before it have a place in time"
+    brief = Request("t", 2, expected_runtime_s=1.0)
+    last = f"w{MAX_AHEAD - 2} {short_id(MAX_AHEAD - 2)} (position {MAX_AHEAD}, needs 8)"
+    assert reason(cluster, brief, order)[1] == "4 GPUs are free on s1; " + (
+        f"nothing overtakes {last}: a pass looks at the first {MAX_AHEAD} that wait"
+        if waiting == MAX_AHEAD - 1
+        else "it fits by now, ask again"
     )
+    starts = allocator.allocate_in_order(cluster, [brief], SchedulingPass(FIRST_FIT, order, 10.0))
+    assert bool(starts) == (waiting < MAX_AHEAD - 1)
 
 
 def test_no_runtime_is_asked_for_where_the_head_starts_once_an_overdue_job_ends() -> None:

@@ -50,8 +50,8 @@ def gpus_for(node: NodeState, request: Request, free: FreeCapacity) -> tuple[int
 def plain_pass(cluster: ClusterState, order: QueueDiscipline, now: float) -> list[tuple[str, Members]]:
     """Return which pending requests start now, and where.
 
-    Those that do not fit reserve the earliest start, or, if it is unknown or they are too many, hold back
-    what they could use: the GPUs of the kind, and the amounts, of each server.
+    The first of those that do not fit reserve the earliest start, or, if it is unknown, hold back what they
+    could use: the GPUs of the kind, and the amounts, of each server.
     """
     uses = [
         (lease.request, place, lease.granted_at, lease.granted_at + runtime_s(lease.request))
@@ -104,7 +104,9 @@ def plain_pass(cluster: ClusterState, order: QueueDiscipline, now: float) -> lis
             could_start = any(node.is_open and node.could_fit(request) for node in cluster.nodes)
             if not could_start or start(request):
                 continue
-            if reserved < MAX_RESERVATIONS and reserve(request):
+            if reserved == MAX_RESERVATIONS:
+                continue
+            if reserve(request):
                 reserved += 1
             else:
                 holding.append(request)

@@ -13,7 +13,7 @@ from resource_manager.core.models import Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
 from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
-from resource_manager.scheduling.placement.node_masks import positions, uniform
+from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import (
     LeaseTimelines,
@@ -25,8 +25,14 @@ from resource_manager.scheduling.queue.lease_timelines import (
 from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
-MAX_RESERVATIONS = 32
-"""Maximum number of requests with a reservation; those behind them hold back what they could use."""
+MAX_RESERVATIONS = 16
+"""Maximum number of requests with a reservation; those behind may be overtaken until they are among these.
+
+Otherwise all that they could use would idle: with 33 requests for whole servers each single free GPU.
+"""
+
+MAX_AHEAD = 200
+"""Maximum number of requests that do not start at which a pass looks: else its time would be the queue's."""
 
 MAX_SWEPT = 1000
 """Maximum number of nodes at which the reservations of gangs look, beyond the first. Each looks at all nodes
@@ -38,8 +44,8 @@ class Reservations:
 
     An unknown runtime is infinite, and before a maintenance window as the limits say: none of those that
     start cross one. A lease past its expected end is assumed to end at any moment. A request whose start is
-    unknown, or that is one too many, may start at any moment: on each node that it could use, it holds back
-    the GPUs of its kind and its amounts.
+    unknown may start at any moment: on each node that it could use, it holds back the GPUs of its kind and
+    its amounts. One too many for a reservation holds back nothing.
 
     Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
     """
@@ -55,11 +61,6 @@ class Reservations:
         """The nodes at which reservations of gangs have looked."""
         self._ahead = 0
         """The requests put ahead."""
-        self._look_from = 0
-        """Their number from which another look at what may still start is worth its time."""
-        self._gangs_ahead = 0
-        self._to_sweep = 0
-        """Those at which reservations for all gangs put ahead would look."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -72,8 +73,6 @@ class Reservations:
         self._dirty: set[int] | None = set()
         """Positions of the nodes that changed since the last pass; None if any may have."""
         self._held_back = HeldBack(cluster)
-        self._common_mask = -1
-        """The nodes that all requests put ahead could use with their GPUs."""
         self._delaying: dict[tuple[object, ...], float] = {}
         """The shortest runtime with which a request of that shape would have delayed a reservation."""
         self._startable: dict[tuple[object, ...], Request] | None = None
@@ -81,45 +80,20 @@ class Reservations:
 
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those that are asked about next."""
-        self._waiting.append(request)
         self._ahead += 1
-        self._common_mask &= self._prospects.usable(request) if request.gpus else 0
-        if swept := self._sweep_of(request):
-            self._gangs_ahead += 1
-            self._to_sweep += swept
+        if self._count < MAX_RESERVATIONS:
+            self._waiting.append(request)
 
     def is_over(self) -> bool:
-        """Return True if it is known that no pending request behind those put ahead can start now."""
+        """Return True if no pending request behind those put ahead starts in this pass."""
         shapes = self._cluster.pending.shapes
-        is_full = (
-            len(self._waiting) + self._count > MAX_RESERVATIONS
-            or (self._gangs_ahead > 1 and self._to_sweep > MAX_SWEPT)
-            or bool(self._held_back)
-        )
-        if self._startable is None and (is_full or len(shapes) <= MAX_RESERVATIONS):
+        if self._startable is None and self._ahead >= min(len(shapes), MAX_RESERVATIONS):
             self._startable = {
                 shape: request
                 for shape, request in shapes.items()
                 if next(self._cluster.candidates(request), None) is not None
             }
-        if is_full and self._startable and self._ahead >= self._look_from:
-            # A look at all shapes for each of a long queue would take longer than the queue itself.
-            self._look_from = self._ahead + self._ahead // 8 + 1
-            # One of those put ahead gets no reservation, whichever it is: it holds back what all could use.
-            self._keep_startable(self._common_mask & uniform(self._cluster))
-            if self._startable and self._settle():
-                self._keep_startable(self._held_back.gpus_mask)
-        return self._startable is not None and not self._startable
-
-    def _keep_startable(self, held_mask: int) -> None:
-        """Drop the shapes for which no node has room now, beside what is held back and the GPUs of a mask."""
-        cluster, kept = self._cluster, {}
-        for shape, request in (self._startable or {}).items():
-            mask = cluster.candidate_mask(request) & ~(held_mask if request.gpus else 0)
-            nodes = cluster.scan(mask, request)
-            if any(slots(node.node, request, self._held_back.left(node, node.capacity)) for node in nodes):
-                kept[shape] = request
-        self._startable = kept
+        return self._ahead == MAX_AHEAD or (self._startable is not None and not self._startable)
 
     def may_start(self, request: Request) -> bool:
         """Return False if it is known that no request of that shape can start now."""
@@ -130,14 +104,24 @@ class Reservations:
         if self._startable is not None:
             self._startable.pop(request.shape, None)
 
-    def _settle(self) -> bool:
-        """Reserve for those put ahead, or hold back what they could use; return True if more is held back."""
-        more = False
+    def _settle(self) -> None:
+        """Reserve for those put ahead, or hold back what they could use."""
+        is_more = False
         for request in self._waiting:
-            if self.reserve(request) is None:
-                more = self.hold_back(request) or more
+            if not self.is_one_too_many(request) and self.reserve(request) is None:
+                is_more = self.hold_back(request) or is_more
         self._waiting.clear()
-        return more
+        if is_more and self._startable is not None:
+            self._startable = {
+                shape: request for shape, request in self._startable.items() if self._has_room_for(request)
+            }
+
+    def _has_room_for(self, request: Request) -> bool:
+        """Return True if a node has room now for a member of the request, beside what is held back."""
+        cluster, held_back = self._cluster, self._held_back
+        mask = cluster.candidate_mask(request) & ~(held_back.gpus_mask if request.gpus else 0)
+        nodes = cluster.scan(mask, request)
+        return any(slots(node.node, request, held_back.left(node, node.capacity)) for node in nodes)
 
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could use; return True if that was not so before."""

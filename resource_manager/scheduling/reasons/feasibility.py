@@ -14,12 +14,12 @@ from resource_manager.core.node_state import NodeState
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.refusal import (
     Ahead,
+    BeyondPass,
     Fact,
     Grounds,
     HeldForAhead,
     MayStartAnyTime,
     NextPass,
-    NoPlaceInTime,
     PriceNotCovered,
     RefusalKind,
     ServerShort,
@@ -32,7 +32,7 @@ from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.placement.policies import fault_of
 from resource_manager.scheduling.preemption.preempting import awaiting_release, ending_for, held_back
-from resource_manager.scheduling.queue.backfill import Reservations
+from resource_manager.scheduling.queue.backfill import MAX_AHEAD, Reservations
 from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of
 from resource_manager.scheduling.queue.windows import closed_for, place_now
 from resource_manager.scheduling.reasons.capacity_grounds import (
@@ -137,8 +137,8 @@ class _Reasons:
         self._looked_at = 0
         """How many of them have a reservation, or hold back what they could use."""
         self._reserved: list[Request] = []
-        self._holding: list[tuple[int, Request, int]] = []
-        """Position and request of those that hold something back; how many have all places in time, or 0."""
+        self._holding: list[tuple[int, Request]] = []
+        """Position and request of those that hold something back."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._no_capacity: dict[tuple[object, ...], Grounds] = {}
 
@@ -244,24 +244,26 @@ class _Reasons:
 
     def _delay(self, request: Request, node: NodeState) -> Fact:
         """Return why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
+        if len(self._waiting) >= MAX_AHEAD:
+            return BeyondPass(self._who(*self._waiting[MAX_AHEAD - 1]), MAX_AHEAD)
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._current)
         for position, ahead in self._waiting[self._looked_at :]:
-            too_late_for = len(self._reserved) if self._reservations.is_one_too_many(ahead) else 0
+            if self._reservations.is_one_too_many(ahead):
+                continue
             if self._reservations.reserve(ahead) is not None:
                 self._reserved.append(ahead)
             else:
                 self._reservations.hold_back(ahead)
-                self._holding.append((position, ahead, too_late_for))
+                self._holding.append((position, ahead))
         self._looked_at = len(self._waiting)
         members = place_now(self._cluster, request, self._current)
         if members is not None and self._reservations.without_delay(request, members):
             return NextPass(first=False)
         usable = Prospects.of(self._cluster).usable
-        for position, ahead, too_late_for in self._holding:
+        for position, ahead in self._holding:
             if usable(ahead) >> node.index & 1:
-                who = self._who(position, ahead)
-                return NoPlaceInTime(who, too_late_for) if too_late_for else self._any_time(who)
+                return self._any_time(self._who(position, ahead))
         delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
         assert self._ahead is not None
         is_unknown = False

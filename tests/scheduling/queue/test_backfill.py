@@ -14,7 +14,6 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.node_masks import uniform
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
 from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, MAX_SWEPT, Reservations
@@ -214,23 +213,6 @@ def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all() -> None:
     assert planned.is_one_too_many(gangs[3])
     assert planned.reserve(ask("one", 1, 10.0)) == 20.0
     assert of(MAX_SWEPT + 1).reserve(ask("first", 1, 10.0, nodes=half)) == 0.0
-
-
-def test_a_long_queue_is_not_looked_through_again_for_each_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside 500 requests for full servers, each allocation of others looked at all shapes 380 times."""
-    looks: list[int] = []
-
-    def counting(cluster: ClusterState) -> int:
-        looks.append(1)
-        return uniform(cluster)
-
-    monkeypatch.setattr(backfill, "uniform", counting)
-    cluster = ClusterState(nodes("abcd", 8, 500))
-    for name in "abcd":
-        hold(cluster, ask(f"held-{name}", 6), name, *range(6))
-    waiting = [ask(f"w{n}", 8, cpus=n, required_node="abc"[n % 3]) for n in range(300)]
-    assert passes(cluster, *waiting, ask("free", 1)) == ["free"]
-    assert len(looks) < 40
 
 
 @pytest.mark.parametrize("swept", [1, 8, 20])

@@ -78,8 +78,15 @@ def test_what_it_does_not_ask_for_is_not_held_back() -> None:
     ], "30 of the 60 free CPUs are kept, and all GPUs"
 
 
-def test_those_that_come_too_late_for_a_reservation_hold_back_what_they_could_use() -> None:
-    cluster = ClusterState(nodes("ab", 8))
-    hold(cluster, ask("full", 8, 100.0), "a", *range(8))
-    waiting = [ask(f"w{number}", 8, 10.0, required_node="a") for number in range(MAX_RESERVATIONS + 1)]
-    assert passes(cluster, *waiting, ask("on a", 1, 1.0, required_node="a"), ask("on b", 8)) == ["on b"]
+def test_those_behind_all_reservations_hold_back_nothing() -> None:
+    def starts(ahead: int, runtime_s: float) -> bool:
+        cluster = ClusterState(nodes("ab", 8))
+        hold(cluster, ask("full", 8, 100.0), "a", *range(8))
+        hold(cluster, ask("half", 4, 100.0), "b", *range(4))
+        waiting = [ask(f"w{number}", 8, 10.0, required_node="a") for number in range(ahead)]
+        late = ask("late", 8, 10.0, required_node="b")
+        return passes(cluster, *waiting, late, ask("small", 4, runtime_s)) == ["small"]
+
+    assert starts(MAX_RESERVATIONS - 1, 100.0)
+    assert not starts(MAX_RESERVATIONS - 1, 1000.0), "the last reservation is for the late one, at 100"
+    assert starts(MAX_RESERVATIONS, 1000.0)
