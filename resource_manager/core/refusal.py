@@ -97,7 +97,7 @@ class WouldDelay:
 
 @fact
 class BeyondPass:
-    """A pass looks at no request behind that one, which is the last of so many that wait."""
+    """A pass starts none behind that request, the last of so many that wait for the same servers."""
 
     last: Ahead
     count: int

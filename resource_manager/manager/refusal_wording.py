@@ -172,7 +172,7 @@ def _behind(
             state_it = ", because its runtime is unknown: state expected_runtime"
             return f"{detail}{state_it}" if fact.unknown_runtime else detail
         case BeyondPass():
-            return f"nothing overtakes {_who(fact.last)}: a pass looks at the first {fact.count} that wait"
+            return f"nothing overtakes {_who(fact.last)}: {fact.count} wait for the same servers"
     noun = "lease " if fact.is_lease else ""
     cause = f": the runtime of {noun}{fact.endless} is unknown" if fact.endless else ""
     return f"{_who(fact.ahead)} may start at any moment{cause}, so nothing overtakes it"

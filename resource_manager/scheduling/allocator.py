@@ -255,7 +255,9 @@ def _dispatch(
             continue
         restricted = is_restricted(cluster, request)
         members = None
-        if restricted or (request.shape not in too_large and (planned is None or planned.may_start(request))):
+        if (restricted or request.shape not in too_large) and (
+            planned is None or planned.may_start(request, restricted=restricted)
+        ):
             members = place_now(cluster, request, current)
             if members is not None and not current.admits(cluster, request, members, pending.queued_at):
                 continue

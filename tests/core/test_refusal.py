@@ -228,7 +228,7 @@ def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
 
 
 @pytest.mark.parametrize("waiting", [MAX_AHEAD - 2, MAX_AHEAD - 1])
-def test_a_pass_looks_at_the_first_that_wait(waiting: int) -> None:
+def test_only_so_many_that_wait_for_the_same_servers_are_overtaken(waiting: int) -> None:
     """The head waits, too; with one less in the queue the request starts."""
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("a", 0, 4, 1, 100.0))
@@ -237,7 +237,7 @@ def test_a_pass_looks_at_the_first_that_wait(waiting: int) -> None:
     brief = Request("t", 2, expected_runtime_s=1.0)
     last = f"w{MAX_AHEAD - 2} {short_id(MAX_AHEAD - 2)} (position {MAX_AHEAD}, needs 8)"
     assert reason(cluster, brief, order)[1] == "4 GPUs are free on s1; " + (
-        f"nothing overtakes {last}: a pass looks at the first {MAX_AHEAD} that wait"
+        f"nothing overtakes {last}: {MAX_AHEAD} wait for the same servers"
         if waiting == MAX_AHEAD - 1
         else "it fits by now, ask again"
     )

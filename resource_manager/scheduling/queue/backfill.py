@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -32,7 +33,10 @@ Otherwise all that they could use would idle: with 33 requests for whole servers
 """
 
 MAX_AHEAD = 200
-"""Maximum number of requests that do not start at which a pass looks: else its time would be the queue's."""
+"""Number of requests that wait for the same nodes, behind which a pass starts none of those.
+
+Each costs a search, and those of whole servers would wait ever longer for all that are smaller.
+"""
 
 MAX_SWEPT = 1000
 """Maximum number of nodes at which the reservations of gangs look, beyond the first. Each looks at all nodes
@@ -59,8 +63,8 @@ class Reservations:
         self._count = 0
         self._swept = 0
         """The nodes at which reservations of gangs have looked."""
-        self._ahead = 0
-        """The requests put ahead."""
+        self._ahead: Counter[int] = Counter()
+        """How many requests were put ahead, by the nodes that they could use."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -80,23 +84,32 @@ class Reservations:
 
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those that are asked about next."""
-        self._ahead += 1
+        usable = self._prospects.usable(request)
+        self._ahead[usable] += 1
         if self._count < MAX_RESERVATIONS:
             self._waiting.append(request)
+        if self._startable and self._ahead[usable] == MAX_AHEAD:
+            self._startable = {
+                shape: each
+                for shape, each in self._startable.items()
+                if self._prospects.usable(each) != usable
+            }
 
     def is_over(self) -> bool:
         """Return True if no pending request behind those put ahead starts in this pass."""
         shapes = self._cluster.pending.shapes
-        if self._startable is None and self._ahead >= min(len(shapes), MAX_RESERVATIONS):
+        if self._startable is None and self._ahead.total() >= min(len(shapes), MAX_RESERVATIONS):
             self._startable = {
                 shape: request
                 for shape, request in shapes.items()
                 if next(self._cluster.candidates(request), None) is not None
             }
-        return self._ahead == MAX_AHEAD or (self._startable is not None and not self._startable)
+        return self._startable is not None and not self._startable
 
-    def may_start(self, request: Request) -> bool:
-        """Return False if it is known that no request of that shape can start now."""
+    def may_start(self, request: Request, *, restricted: bool) -> bool:
+        """Return False if it is known that no request of that shape starts in this pass."""
+        if restricted:
+            return self._ahead[self._prospects.usable(request)] < MAX_AHEAD
         return self._startable is None or request.shape in self._startable
 
     def rule_out(self, request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from resource_manager.core import fit
 from resource_manager.core.cluster import ClusterState
@@ -244,8 +245,10 @@ class _Reasons:
 
     def _delay(self, request: Request, node: NodeState) -> Fact:
         """Return why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
-        if len(self._waiting) >= MAX_AHEAD:
-            return BeyondPass(self._who(*self._waiting[MAX_AHEAD - 1]), MAX_AHEAD)
+        usable = Prospects.of(self._cluster).usable
+        rivals = (each for each in self._waiting if usable(each[1]) == usable(request))
+        if last := next(islice(rivals, MAX_AHEAD - 1, None), None):
+            return BeyondPass(self._who(*last), MAX_AHEAD)
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._current)
         for position, ahead in self._waiting[self._looked_at :]:
@@ -260,7 +263,6 @@ class _Reasons:
         members = place_now(self._cluster, request, self._current)
         if members is not None and self._reservations.without_delay(request, members):
             return NextPass(first=False)
-        usable = Prospects.of(self._cluster).usable
         for position, ahead in self._holding:
             if usable(ahead) >> node.index & 1:
                 return self._any_time(self._who(position, ahead))

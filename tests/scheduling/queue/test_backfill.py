@@ -237,7 +237,7 @@ def test_where_a_pass_ends_early_nothing_behind_could_start(
         found = allocator.schedule_pending(cluster, now)
         with monkeypatch.context() as whole:
             whole.setattr(Reservations, "is_over", lambda self: False)
-            whole.setattr(Reservations, "may_start", lambda self, request: True)
+            whole.setattr(Reservations, "may_start", lambda self, request, restricted: True)
             fresh = ClusterState.from_snapshot(cluster.snapshot())
             assert allocator.schedule_pending(fresh, now) == found, seed
 

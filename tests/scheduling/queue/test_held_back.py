@@ -6,7 +6,7 @@ import pytest
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
-from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.queue.backfill import MAX_AHEAD, MAX_RESERVATIONS
 from resource_manager.scheduling.queue.held_back import HeldBack
 from tests.builders import node, nodes
 from tests.scheduling.queue.test_backfill import ask, hold, passes
@@ -90,3 +90,11 @@ def test_those_behind_all_reservations_hold_back_nothing() -> None:
     assert starts(MAX_RESERVATIONS - 1, 100.0)
     assert not starts(MAX_RESERVATIONS - 1, 1000.0), "the last reservation is for the late one, at 100"
     assert starts(MAX_RESERVATIONS, 1000.0)
+
+
+def test_a_long_queue_for_some_servers_keeps_nobody_from_others() -> None:
+    cluster = ClusterState(nodes("ab", 8))
+    hold(cluster, ask("half", 4), "a", *range(4))
+    waiting = [ask(f"w{number}", 8, 10.0, required_node="a") for number in range(MAX_AHEAD + 10)]
+    late = [ask("brief", 4, 5.0, required_node="a"), ask("elsewhere", 8, required_node="b")]
+    assert passes(cluster, *waiting, *late) == ["elsewhere"]
