@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
 from tests.faults.day.by_hand import MAX_TRIES, SHORT_ID, Desk, Present, renamed
+from tests.faults.day.forked import ForkedProgram
 from tests.faults.day.gaps import estimates, gaps, unexplained
 from tests.faults.day.page import page_of
 from tests.faults.day.proof import Evidence, Look, broken, not_shown, remarks, spans
@@ -322,6 +324,17 @@ def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:
     assert (span.name, span.end) == ("job_007", 2.0)
 
 
+def test_a_command_of_the_day_is_the_program_itself(tmp_path: Path) -> None:
+    """With the environment of its own, its exit code and what it says."""
+    said = tmp_path / "said"
+    named = {"GPU_MANAGER_URL": "http://127.0.0.1:1", "GPU_MANAGER_TOKEN": "gpm_1"}
+    assert ForkedProgram(["leases", "--no-such"], named, said).wait() == 2
+    assert "No such option" in said.read_text()
+    waits = ForkedProgram(["run", "--gpus", "1", "--", "true"], named, said)
+    waits.kill()
+    assert waits.wait() == -signal.SIGKILL
+
+
 def test_the_reason_of_a_wait_names_no_lease_of_who_waits() -> None:
     said = (
         "gpu-manager: root@vm h24f waits at position 3: the runtime of lease root@vm 99fg is unknown\n"
@@ -340,13 +353,17 @@ def test_a_job_that_was_in_neither_list_goes_on(
 ) -> None:
     """Leases and queue are read one after the other, and the end of a preempted job has a result, too."""
     monkeypatch.setattr("tests.faults.day.by_hand.AGAIN_S", 0.0)
-    monkeypatch.setattr("tests.faults.day.by_hand.PROGRAM", ("true",))
+
+    def succeeds(words: Sequence[str], environment: Mapping[str, str], said: Path) -> Any:
+        said.write_text("")
+        return SimpleNamespace(wait=lambda: 0)
+
     looks = iter([False] * (3 if status else 100))
     manager: Any = SimpleNamespace(
         status_of=lambda name: status, result_of=lambda name: {"outcome": Outcome.PREEMPTED}
     )
     job, nowhere = replace(SHORT, way="submit"), cast(Present, ())
-    desk = Desk(job, {}, tmp_path, tmp_path, manager, nowhere, lambda: next(looks, True))
+    desk = Desk(job, {}, tmp_path, tmp_path, manager, nowhere, lambda: next(looks, True), succeeds)
     desk.work()
     assert (desk.state, desk.tries) == ("failed", tries)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from resource_manager.core.changes import Change, Granted, Outcome, Queued
 from resource_manager.core.names import ALPHABET, short_id
 from resource_manager.errors import ResourceManagerError
 from tests.faults.day import plan
+from tests.faults.day.forked import ForkedProgram
 
 BEAT = Path(__file__).parents[2] / "e2e" / "dags" / "beat.py"
 SHORT_ID = re.compile(rf"^gpu-manager: \S+@\S+ ([{ALPHABET}]{{4,5}})\b", re.MULTILINE)
@@ -63,12 +64,13 @@ class Desk:
     manager: GPUResourceManager
     present: Present
     has_ended: Callable[[], bool]
+    program: Callable[[Sequence[str], Mapping[str, str], Path], ForkedProgram] = ForkedProgram
     tries: int = 0
     state: str = "running"
     calls: int = 0
     short_ids: list[str] = field(default_factory=list)
     submitted_at: list[float] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    process: ForkedProgram | None = None
 
     def work(self) -> None:
         """Have the job done, or give up after `MAX_TRIES`."""
@@ -140,14 +142,7 @@ class Desk:
     def _call(self, *words: str) -> tuple[int, str]:
         self.calls += 1
         said = self.folder / f"{self.job.name}-{self.calls}"
-        with said.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*PROGRAM, *words],
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+        self.process = self.program(words, self.environment, said)
         return self.process.wait(), said.read_text(errors="replace")
 
     @property
@@ -203,7 +198,7 @@ class Desks:
         """Ask no more, and end the commands that are left."""
         self._over.set()
         for desk in self._desks:
-            if desk.process is not None and desk.process.poll() is None:
+            if desk.process is not None:
                 desk.process.kill()
 
     def stop_leases(self, lease_ids: Iterable[str]) -> None:
