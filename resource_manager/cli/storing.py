@@ -39,11 +39,12 @@ def create(target: Target) -> None:
 @store.command()
 @on_target
 def check(target: Target, as_json: bool) -> None:
-    """Say what the store lacks, or where it may lose leases; exit with 1 if there is anything."""
+    """Say what the store lacks, where it may lose leases, or that its state cannot be read; exit 1 if so."""
     from resource_manager.storage import checks
 
     settings = _of_store(target)
     findings = checks.check(settings)
+    findings += checks.of_state(settings, findings)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

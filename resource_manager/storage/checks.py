@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
-from resource_manager.errors import StoreError, redact
+from resource_manager.errors import CorruptStateError, StoreError, redact
 from resource_manager.settings import Settings
 from resource_manager.storage.finding import Finding
 from resource_manager.storage.jobs import A_KEY
@@ -53,6 +53,23 @@ def of_job_keys(settings: Settings) -> list[Finding]:
         "(see docs/stores.md)"
     )
     return [Finding(False, text, is_caution=True)]
+
+
+def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
+    """Return whether the stored state, if any, can be read.
+
+    A database of which something was found to be missing is not read: that would create its tables.
+    """
+    from resource_manager.storage import SQL_SCHEMES, open_store
+
+    if settings.store.partition("://")[0] in SQL_SCHEMES and not all(finding.ok for finding in findings):
+        return []
+    with closing(open_store(settings.store, settings)) as store:
+        try:
+            state = store.refresh(None)
+        except CorruptStateError as error:
+            return [Finding(False, str(error))]
+        return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
 
 
 def _all(checks: Iterable[Check]) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from resource_manager.cli import main
+from resource_manager.storage.redis.client import RedisClient
+from tests.redis_server import RedisServer
 from tests.sql_servers import Postgres
 
 SERVERS = str(Path(__file__).parents[2] / "resource_manager" / "deploy" / "servers.toml")
@@ -75,6 +78,24 @@ def test_a_check_tells_another_format_and_other_tables(tmp_path: Path) -> None:
     other = run(url, "store", "check")
     assert "MISSING  its tables are of another version of this software" in other.output
     assert "lacks" not in other.output
+
+
+def test_a_check_tells_a_state_that_cannot_be_read(tmp_path: Path, own_redis: RedisServer) -> None:
+    """Also where the store has other faults, as a Redis that does not keep its data."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    for each in (url, own_redis.url):
+        assert "can be read" not in run(each, "store", "check").output, "there is none"
+        assert run(each, "apply", "--yes", SERVERS).exit_code == 0
+        assert "ok       the state can be read (version 1)" in run(each, "store", "check").output
+    with closing(sqlite3.connect(tmp_path / "state.db")) as file, file:
+        file.execute("UPDATE gpu_manager_snapshot SET body = '{'")
+    with own_redis.client() as client:
+        client.hset(RedisClient.from_url(own_redis.url).key("leases"), "a", "{")
+        client.config_set("appendonly", "no")
+    for each in (url, own_redis.url):
+        check = run(each, "store", "check")
+        assert check.exit_code == 1
+        assert re.search("MISSING  .*; restore its data, or start over with a reset", check.output), check
 
 
 def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
