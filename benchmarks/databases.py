@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from resource_manager.cli.bench.store import interleaved, ratio
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.store import SqlStore
@@ -86,7 +87,8 @@ def bare_pair(url: str) -> Callable[[], object]:
 
 
 def open_manager(url: str, namespace: str, **settings: Any) -> GPUResourceManager:
-    return GPUResourceManager.from_url(f"{url}?namespace={namespace}", **settings)
+    inventory = default_inventory(4, 8, 64)
+    return GPUResourceManager.from_url(f"{url}?namespace={namespace}", inventory=inventory, **settings)
 
 
 def pair_of(manager: GPUResourceManager, latencies_s: list[float] | None = None) -> Callable[[], object]:

@@ -175,8 +175,10 @@ def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
         tokens = _tokens(store)
         port = _free_port()
         with (Path(folder) / "serve.log").open("w+") as log:
+            # What allocates GPUs of a thousand servers at once counts as so many calls.
+            limits = ["--threads", "8", "--rate-limit", "100000/second"]
             process = subprocess.Popen(
-                [*base, "serve", "--port", str(port), "--log-level", "warning", "--threads", "8"], stderr=log
+                [*base, "serve", "--port", str(port), "--log-level", "warning", *limits], stderr=log
             )
             url = f"http://127.0.0.1:{port}"
             try:
