@@ -12,6 +12,7 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import snapshot_from_dict, snapshot_to_dict
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
+from resource_manager.storage.sql.state_row import JUMP
 
 SNAPSHOT_EVERY = 1000
 """Changes after which the next snapshot is written."""
@@ -73,7 +74,7 @@ class Snapshots:
         if (row[1], snapshot.nodes) != self._inventory:
             inventory = ", inventory = :inventory, inventory_version = :version"
             values["inventory"] = _inventory_json(snapshot)
-        limit = self._last_dropped()
+        limit = self._last_dropped(snapshot.version)
 
         def work(connection: Connection) -> bool:
             execute = self._database.execute
@@ -101,18 +102,28 @@ class Snapshots:
         if self._database.write(work) and inventory:
             self._inventory = snapshot.version, snapshot.nodes
 
-    def _last_dropped(self) -> int:
-        """Return the version up to which changes go now: versions jump, so that changes are counted."""
-        beyond = self._database.row(
-            "SELECT version FROM {change} WHERE namespace = :namespace ORDER BY version DESC "
-            "LIMIT 1 OFFSET :length",
-            length=self._history_length,
-        )
-        if beyond is None:
+    def _last_dropped(self, newest: int) -> int:
+        """Return the version up to which changes go now; -1 if there are no more than are kept."""
+        row = self._database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
+        oldest = None if row is None else row[0]
+        last = newest - self._history_length
+        if oldest is None or oldest > last:
             return -1
-        oldest = self._database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
-        assert oldest is not None
-        return min(int(beyond[0]), int(oldest[0]) + MAX_DROPPED)
+        if self._history_length >= JUMP or not self._has_change(last):
+            # Versions have jumped since: then the changes are counted, all that are kept.
+            row = self._database.row(
+                "SELECT version FROM {change} WHERE namespace = :namespace ORDER BY version DESC "
+                "LIMIT 1 OFFSET :length",
+                length=self._history_length,
+            )
+            if row is None:
+                return -1
+            last = int(row[0])
+        return min(last, int(oldest) + MAX_DROPPED)
+
+    def _has_change(self, version: int) -> bool:
+        query = "SELECT 1 FROM {change} WHERE namespace = :namespace AND version = :version"
+        return self._database.row(query, version=version) is not None
 
 
 def _snapshot(text: str) -> Snapshot:

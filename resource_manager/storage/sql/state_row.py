@@ -11,6 +11,9 @@ from resource_manager.storage.codec import change_from_json
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
+JUMP = 2**20
+"""Distance by which version and fencing token jump after a fail-over, beyond all that may have been lost."""
+
 
 class StateRow(NamedTuple):
     """The row of `state`, whether the server still is the one that wrote it, and the time there."""

@@ -562,6 +562,18 @@ def test_the_history_is_bounded_and_snapshots_take_its_place(url: str, stack: Ex
             cluster.apply(more)
     assert 20 <= len(store.history(0, 1000)) <= 40
     assert fresh(stack.enter_context(closing(open_store(url)))) == cluster.snapshot()
+    before = cluster.version
+    execute(url, "UPDATE {state} SET server = 'another' WHERE namespace = :namespace")
+    after = store.refresh(None)
+    assert after is not None
+    assert after.version > before + 1000, "versions jump beyond what may have been lost"
+    for number in range(15):
+        now = store.now()
+        queued = Queued(Request(f"q{number}", 1), now, after.sequence + 1, now)
+        store.commit(after.version, [queued], now=now)
+        after.apply(queued)
+        store.tidy_up(after)
+    assert 20 <= len(store.history(0, 1000)) <= 40, "it is counted in changes"
 
 
 def test_no_snapshot_has_changes_that_the_server_lost(url: str, stack: ExitStack) -> None:
