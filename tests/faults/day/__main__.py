@@ -137,7 +137,10 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
     service = Service(home / "service")
     kept = TokenFile(service.tokens)
     service.token = tokens.create(kept, "airflow of the day", Role.USER, run_jobs=True)
-    person = tokens.create(kept, "ada", Role.USER, run_jobs=True)
+    people = [
+        *(tokens.create(kept, f"person {n}", Role.USER, run_jobs=True) for n in range(plan.PEOPLE)),
+        tokens.create(kept, "operator", Role.OPERATOR, run_jobs=True),
+    ]
     fleet.give_tokens(
         [tokens.create(kept, f"agent {n}", Role.AGENT, server=name_of(n)) for n in range(plan.SERVERS)]
     )
@@ -166,7 +169,7 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
                 fleet.start(service.url)
                 day.restart_airflow()
 
-            desks = Desks(day.environment, day.ledger, day.home, day.manager, service.url, person)
+            desks = Desks(day.environment, day.ledger, day.home, day.manager, service.url, people)
             try:
                 return Course(day, fleet, restart, desks, day_s).live()
             finally:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class Desk:
 
 
 class Desks:
-    """The people of the day, who know the service and their token."""
+    """The people of the day, who know the service, each with a token; an operator has the last one."""
 
     def __init__(
         self,
@@ -162,12 +163,15 @@ class Desks:
         home: Path,
         manager: GPUResourceManager,
         url: str,
-        token: str,
+        tokens: Sequence[str],
     ) -> None:
         self._folder = home / "desks"
         self._folder.mkdir()
         own = {name: text for name, text in environment.items() if not name.startswith(("GPU_", "AIRFLOW"))}
-        self.environment = {**own, "GPU_MANAGER_URL": url, "GPU_MANAGER_TOKEN": token}
+        *people, self._operator = [
+            {**own, "GPU_MANAGER_URL": url, "GPU_MANAGER_TOKEN": token} for token in tokens
+        ]
+        self._people = cycle(people)
         self._ledger, self._manager, self._present = ledger, manager, Present(manager)
         self._over = threading.Event()
         self._desks: list[Desk] = []
@@ -178,7 +182,7 @@ class Desks:
         for job in jobs:
             desk = Desk(
                 job,
-                self.environment,
+                next(self._people),
                 self._ledger,
                 self._folder,
                 self._manager,
@@ -207,7 +211,7 @@ class Desks:
             with suppress(subprocess.TimeoutExpired):  # then it is left over, which the proof finds
                 subprocess.run(
                     [*PROGRAM, "stop", lease_id],
-                    env=self.environment,
+                    env=self._operator,
                     check=False,
                     capture_output=True,
                     timeout=120,

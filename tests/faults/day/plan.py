@@ -35,6 +35,9 @@ LONGEST_IN_WORKER_S = 10.0
 LONGEST_PART = 0.2
 """Part of the day that the longest job takes."""
 
+PEOPLE = 20
+"""Those who run jobs by hand, in turn, each with a token: the service answers four calls of one at once."""
+
 LOAD = 0.7
 """Part of the GPU time of a day that jobs need, before the longest are cut; many come early, and wait."""
 
