@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
 
 KEPT = 1000
 """Versions that are known: a replica that lags behind more commits of its own process is not compared."""
@@ -24,9 +23,12 @@ class Lineage:
 
     def id_of(self, incarnation: str, version: int) -> str:
         """Return the id behind the version of a replica, empty if it is not known; it stays known."""
-        with suppress(KeyError):
-            self._ids.move_to_end((incarnation, version))
-        return self._ids.get((incarnation, version), "")
+        known = incarnation, version
+        try:
+            self._ids.move_to_end(known)
+        except KeyError:
+            return ""
+        return self._ids.get(known, "")
 
     def note(self, incarnation: str, version: int, commit_id: str) -> None:
         """Note which commit led to a version, empty for none.

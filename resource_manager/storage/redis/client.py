@@ -18,7 +18,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from resource_manager.errors import SettingsError, redact
+from resource_manager.errors import SettingsError, StoreError, redact
 from resource_manager.storage.redis import SCHEMES
 from resource_manager.storage.redis.server_errors import error_of
 
@@ -123,11 +123,13 @@ class RedisClient:
 
     def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script, loading it first if the server does not have it (any more)."""
-        with self.reporting():
+        try:
             try:
                 return self.ask(script.command(keys, args))[0]
             except redis.exceptions.NoScriptError:
                 return self.ask(("EVAL", script.text, len(keys), *keys, *args))[0]
+        except redis.exceptions.RedisError as error:  # as in `reporting`, which takes longer
+            raise self._reported(error) from error
 
     def ask(self, *commands: Command) -> list[Any]:
         """Return the server's answers, on a connection of this client's own: in half the driver's time.
@@ -211,7 +213,10 @@ class RedisClient:
         try:
             yield
         except redis.exceptions.RedisError as error:
-            raise error_of(error, self.address, self.namespace, self._timeout_s) from error
+            raise self._reported(error) from error
+
+    def _reported(self, error: redis.exceptions.RedisError) -> StoreError:
+        return error_of(error, self.address, self.namespace, self._timeout_s)
 
     def hash_of(self, key: str) -> dict[bytes, bytes]:
         """Return the fields of a hash."""

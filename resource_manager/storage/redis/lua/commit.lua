@@ -77,9 +77,9 @@ for i = begin, #ARGV, 3 do
   end
 end
 held = tonumber(held or 0) + bytes
-local fields = {'version', version + added, 'history_bytes', held}
+local fields = {'version', version + added, 'history_bytes', held, 'last_commit', version + added .. ' ' .. ARGV[7]}
 if ARGV[11] ~= '' then
-  fields = {'version', version + added, 'history_bytes', held, 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]}
+  fields[7], fields[8], fields[9], fields[10] = 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]
 end
 -- A request that waits again, or is granted after its wait, has its old number.
 if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(sequence) then
