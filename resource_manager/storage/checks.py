@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
-from resource_manager.errors import CorruptStateError, StoreError, redact
+from resource_manager.errors import SettingsError, StoreError, redact
 from resource_manager.settings import Settings
 from resource_manager.storage.finding import Finding
 from resource_manager.storage.jobs import A_KEY
@@ -56,7 +56,7 @@ def of_job_keys(settings: Settings) -> list[Finding]:
 
 
 def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
-    """Return whether the stored state, if any, can be read.
+    """Return whether the stored state, if any, can be reached, as a Variable beside its lock, and read.
 
     A database of which something was found to be missing is not read: that would create its tables.
     """
@@ -64,12 +64,12 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
 
     if settings.store.partition("://")[0] in SQL_SCHEMES and not all(finding.ok for finding in findings):
         return []
-    with closing(open_store(settings.store, settings)) as store:
-        try:
+    try:
+        with closing(open_store(settings.store, settings)) as store:
             state = store.refresh(None)
-        except CorruptStateError as error:
-            return [Finding(False, str(error))]
-        return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
+    except (StoreError, SettingsError) as error:  # also that an airflow:// store needs Airflow
+        return [Finding(False, str(error))]
+    return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
 
 
 def _all(checks: Iterable[Check]) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import socket
 import subprocess
 import uuid
@@ -71,6 +72,15 @@ def test_a_replica_is_told(own_redis: RedisServer) -> None:
     with own_redis.client() as client:
         client.replicaof("127.0.0.1", "1")
     assert "it is a replica, which is read-only: connect to the primary" in faults(url)
+
+
+def test_a_state_that_cannot_be_reached_is_a_finding(own_redis: RedisServer) -> None:
+    """As a Variable of an Airflow whose database is away, while its lock can be had."""
+    url = own_redis.url
+    own_redis.stop(signal.SIGKILL)
+    [finding] = checks.of_state(Settings(store=url), [])
+    assert not finding.ok
+    assert "cannot be reached" in finding.text
 
 
 def test_the_redis_of_a_variable_holds_no_leases(own_redis: RedisServer) -> None:
