@@ -119,6 +119,7 @@ class Service:
     def start(self, bench):
         """Serve the store of a bench, which stops the service with its other processes."""
         command = [*self._program, "serve", "--port", str(self.port), "--tokens", str(self.tokens)]
+        command += ["--max-connections-per-address", "512"]  # all of a test come from one
         self.process = bench.spawn("service", command)
         wait_for(lambda: answers(self.port), 120.0, "the service")
 
