@@ -29,7 +29,7 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 MAX_RESERVATIONS = 16
 """Maximum number of requests with a reservation; those behind may be overtaken until they are among these.
 
-Otherwise all that they could use would idle: with 33 requests for whole servers each single free GPU.
+Otherwise all that they could use would idle: with 17 requests for whole servers each single free GPU.
 """
 
 MAX_AHEAD = 200
