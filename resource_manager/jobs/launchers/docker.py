@@ -39,8 +39,7 @@ class DockerLauncher:
     """Launcher that runs one container per job, named by the job's key.
 
     The place's address is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty, or
-    this machine's loopback address, `DOCKER_HOST` or this machine's socket. The connection is for the
-    registry of the images.
+    this machine's loopback address, `DOCKER_HOST` or this machine's socket. Its connection is the registry's.
     """
 
     def __init__(self, place: JobPlace) -> None:
@@ -61,7 +60,6 @@ class DockerLauncher:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
                 raise LauncherError(str(error)) from error
             raise NoAnswerError(f"the Docker engine {self.engine} does not answer: {error}") from error
-        self._api = self._engine.api
 
     def prepare(self, job: Job) -> JobPlace:
         """Pull a missing image; the port is tested only if the engine is this machine's."""
@@ -69,13 +67,13 @@ class DockerLauncher:
         job_environment(job)
         engine, failed = self._verified(job.key), f"job {job.key} cannot be started"
         with self._reporting(failed, LauncherError):
-            docker_volumes.prune_tombstones(self._api, engine)
+            docker_volumes.prune_tombstones(self._engine.api, engine)
             self._refuse_ended(job.key)
             try:
-                self._api.inspect_image(job.image)
+                self._engine.api.inspect_image(job.image)
             except self._docker.errors.ImageNotFound:
-                self._pull(job.image)
-            listed = self._api.containers(filters={"label": "gpu-manager.lease"})
+                docker_stream.pull(self._engine.api, self.engine, job.image)
+            listed = self._engine.api.containers(filters={"label": "gpu-manager.lease"})
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
         try:
             check_no_other_lease(job.key, names, self.engine)
@@ -145,13 +143,13 @@ class DockerLauncher:
             try:
                 container = self._create(job)
             except self._docker.errors.ImageNotFound:
-                self._pull(job.image)
+                docker_stream.pull(self._engine.api, self.engine, job.image)
                 container = self._create(job)
             if container is not None:
                 return container
             is_late = time.monotonic() > deadline
             with suppress(self._docker.errors.NotFound):  # it is still being created, or was just removed
-                found = self._api.inspect_container(job.key)
+                found = self._engine.api.inspect_container(job.key)
                 if found["State"]["Status"] != "created" or found["State"]["Error"]:
                     return None
                 if is_late:
@@ -168,11 +166,11 @@ class DockerLauncher:
         try:
             self._refuse_ended(job.key, container)
             if job.files:
-                self._api.put_archive(container, "/", docker_container.archive_of(job.files))
-            self._api.start(container)
+                self._engine.api.put_archive(container, "/", docker_container.archive_of(job.files))
+            self._engine.api.start(container)
         except self._docker.errors.NotFound:
             try:
-                self._api.inspect_container(container)
+                self._engine.api.inspect_container(container)
             except self._docker.errors.NotFound:
                 return False
             raise  # what was not found is another thing, such as its network
@@ -180,7 +178,7 @@ class DockerLauncher:
 
     def _refuse_ended(self, key: str, container: str = "") -> None:
         """Raise `AlreadyEndedError` if the job was stopped; remove the container that a late start made."""
-        if not docker_volumes.is_buried(self._api, key):
+        if not docker_volumes.is_buried(self._engine.api, key):
             return
         if container:
             self._remove(container)
@@ -191,7 +189,7 @@ class DockerLauncher:
     def _remove(self, container: str) -> None:
         """Remove a container that was not started; one that was started meanwhile stays."""
         with suppress(self._docker.errors.NotFound), self._in_use():
-            self._api.remove_container(container, v=True)
+            self._engine.api.remove_container(container, v=True)
 
     def device_requests(self, job: Job) -> list[Any]:
         """Return what gives a container of this engine the GPUs of a job."""
@@ -200,13 +198,13 @@ class DockerLauncher:
     def _create(self, job: Job) -> str | None:
         """Create the container and return its id; None if this lease already has one."""
         try:
-            made: dict[str, str] = self._api.create_container(
+            made: dict[str, str] = self._engine.api.create_container(
                 job.image,
                 list(job.command) or None,
                 name=job.key,
                 environment=docker_container.environment_of(job),
                 labels={f"gpu-manager.{name}": value for name, value in job.labels.items()},
-                host_config=self._api.create_host_config(
+                host_config=self._engine.api.create_host_config(
                     **docker_container.host_options(job, self._engine.about)
                 ),
             )
@@ -216,17 +214,6 @@ class DockerLauncher:
             raise
         return made["Id"]
 
-    def _pull(self, image: str) -> None:
-        try:
-            with closing(self._api.pull(image, stream=True, decode=True)) as lines:
-                for line in lines:
-                    if "error" in line:
-                        raise LauncherError(f"image {image!r} is not on {self.engine} and {line['error']}")
-        except self._docker.errors.APIError as error:
-            raise LauncherError(
-                f"image {image!r} is not on {self.engine} and cannot be pulled: {error.explanation}"
-            ) from error
-
     def status(self, key: str) -> JobStatus:
         self._check_place(key)
         found = self._status(key)
@@ -234,13 +221,13 @@ class DockerLauncher:
             self._verified(key)
         if found.state is JobState.FINISHED:
             with self._reporting(f"job {key} cannot be seen"):
-                return replace(found, preempted=docker_volumes.kill_at_of(self._api, key) is not None)
+                return replace(found, preempted=docker_volumes.kill_at_of(self._engine.api, key) is not None)
         return found
 
     def _status(self, key: str) -> JobStatus:
         try:
             with self._reporting(f"job {key} cannot be seen"):
-                state = self._api.inspect_container(key)["State"]
+                state = self._engine.api.inspect_container(key)["State"]
         except self._docker.errors.NotFound:
             return JobStatus(JobState.ABSENT)
         if state["Status"] == "created" and not state["Error"]:
@@ -252,7 +239,7 @@ class DockerLauncher:
 
     def running(self) -> list[str]:
         with self._reporting(f"the jobs of {self.engine} cannot be seen"):
-            listed = self._api.containers()
+            listed = self._engine.api.containers()
         names = (name.lstrip("/") for each in listed for name in each["Names"])
         return [name for name in names if is_key(name)]
 
@@ -265,7 +252,9 @@ class DockerLauncher:
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
                 is_over = status.state is not JobState.RUNNING
-                text, following, is_all = docker_stream.log_chunk(self._api, key, offset, is_over=is_over)
+                text, following, is_all = docker_stream.log_chunk(
+                    self._engine.api, key, offset, is_over=is_over
+                )
         except self._docker.errors.NotFound:
             return Output("", offset, status)
         return Output(text, following, status, is_all)
@@ -273,19 +262,21 @@ class DockerLauncher:
     def last_output_at(self, key: str) -> int:
         """Return when the job last logged something, in nanoseconds since the epoch; 0 if it never did."""
         with suppress(self._docker.errors.NotFound), self._reporting(f"the log of job {key} cannot be read"):
-            return max((at for at, _ in docker_stream.log_records(self._api, key, 0, tail="1")), default=0)
+            return max(
+                (at for at, _ in docker_stream.log_records(self._engine.api, key, 0, tail="1")), default=0
+            )
         return 0
 
     def ends(self) -> Iterator[str]:
         """Yield what `docker_stream.ended_containers` yields."""
         with self._reporting("the ends of jobs cannot be seen"):
-            yield from docker_stream.ended_containers(self._api)
+            yield from docker_stream.ended_containers(self._engine.api)
 
     def tail(self, key: str) -> str:
         self._check_place(key)
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
-                text: bytes = self._api.logs(key, tail=TAIL_LINES)
+                text: bytes = self._engine.api.logs(key, tail=TAIL_LINES)
         except self._docker.errors.NotFound:
             self._verified(key)
             return ""
@@ -295,7 +286,7 @@ class DockerLauncher:
         self._check_place(key)
         try:
             with self._reporting(f"job {key} could not be ended"):
-                self._api.stop(key, timeout=math.ceil(grace_s))
+                self._engine.api.stop(key, timeout=math.ceil(grace_s))
         except self._docker.errors.NotFound:
             self._verified(key)
 
@@ -311,12 +302,12 @@ class DockerLauncher:
                 if found.state is JobState.ABSENT:
                     self._verified(key)
                 else:
-                    kill_at = docker_volumes.kill_at_of(self._api, key) or own_kill_at
+                    kill_at = docker_volumes.kill_at_of(self._engine.api, key) or own_kill_at
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
                     own_kill_at = time.time() + grace_s
-                    if not docker_volumes.has_noted_grace(self._api, key, own_kill_at):
+                    if not docker_volumes.has_noted_grace(self._engine.api, key, own_kill_at):
                         deadline = math.inf  # no other call knows of it
                     self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
@@ -329,44 +320,46 @@ class DockerLauncher:
     def _signal(self, key: str, signal_name: str) -> None:
         """Signal the job, unless it has ended."""
         with self._in_use():
-            self._api.kill(key, signal_name)
+            self._engine.api.kill(key, signal_name)
 
     def _write_grace(self, key: str, grace_s: float) -> None:
         """Write the file that tells a job its grace: empty on a full disk, none if it put a folder there."""
         for text in (f"{grace_s:g}\n", ""):
             with suppress(self._docker.errors.APIError):
                 file = docker_container.archive_of({docker_container.PREEMPT_FILE: text})
-                self._api.put_archive(key, "/", file)
+                self._engine.api.put_archive(key, "/", file)
                 return
 
     def stop(self, key: str, grace_s: float = 10.0) -> bool:
         engine, failed = self._verified(key), f"job {key} could not be stopped"
         ran = self._status(key).state is JobState.RUNNING
         with self._reporting(failed):
-            docker_volumes.prune_tombstones(self._api, engine)
+            docker_volumes.prune_tombstones(self._engine.api, engine)
             try:
-                docker_volumes.bury(self._api, key)
+                docker_volumes.bury(self._engine.api, key)
             except self._docker.errors.APIError:  # no room is left, which the job may have taken
                 self._end(key, grace_s, failed)
-                docker_volumes.bury(self._api, key)
+                docker_volumes.bury(self._engine.api, key)
         self._end(key, grace_s, failed)
         return ran
 
     def _end(self, key: str, grace_s: float, failed: str) -> None:
         """End a job and remove its container, if there is one."""
         with suppress(self._docker.errors.NotFound), self._reporting(failed):
-            self._api.stop(key, timeout=math.ceil(grace_s))
+            self._engine.api.stop(key, timeout=math.ceil(grace_s))
             has_succeeded = self._status(key).exit_code == 0
             try:
-                self._api.remove_container(key, force=True, v=True)
+                self._engine.api.remove_container(key, force=True, v=True)
             except self._docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-                self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
-            docker_volumes.forget_grace(self._api, key)
+                self._engine.api.wait(
+                    key, timeout=TIMEOUT_S, condition="removed"
+                )  # another process removes it
+            docker_volumes.forget_grace(self._engine.api, key)
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
-                    self._api.remove_volume(docker_volumes.volume_of(key), force=True)
+                    self._engine.api.remove_volume(docker_volumes.volume_of(key), force=True)
 
     def close(self) -> None:
         """Do nothing: others have the same connection."""
@@ -395,6 +388,7 @@ class DockerLauncher:
         except self._docker.errors.NotFound:
             raise
         except self._docker.errors.APIError as error:
-            raise refused(f"{what} on {self.engine}: {error.explanation}") from error
+            kind = silent if self._engine.refuses_version(error) else refused
+            raise kind(f"{what} on {self.engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
             raise silent(f"{what}: {self.engine} does not answer: {error}") from error

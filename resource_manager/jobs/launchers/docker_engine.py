@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import docker
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
@@ -30,18 +35,41 @@ class Engine:
     """
 
     def __init__(self, url: str, conn_id: str | None) -> None:
-        from airflow.providers.docker.hooks.docker import DockerHook
-
-        # With version="auto" the hook contacts the engine here, which raises if the engine is down.
-        self.api = DockerHook(conn_id, url, version="auto", timeout=TIMEOUT_S).api_client
-        # Not at the end of the process: a forked child must send nothing on the connections of its parent.
-        weakref.finalize(self, self.api.close).atexit = False
+        self._url, self._conn_id = url, conn_id
+        self.api = self._client()
         self.about: Mapping[str, Any] = self.api.info()
         self.opened_at = time.monotonic()
 
+    def _client(self) -> docker.APIClient:
+        from airflow.providers.docker.hooks.docker import DockerHook
+
+        # With version="auto" the hook contacts the engine here, which raises if the engine is down.
+        api = DockerHook(self._conn_id, self._url, version="auto", timeout=TIMEOUT_S).api_client
+        # Not at the end of the process: a forked child must send nothing on the connections of its parent.
+        weakref.finalize(self, api.close).atexit = False
+        return api
+
+    def refuses_version(self, error: docker.errors.APIError) -> bool:
+        """Return whether the engine no longer speaks the version of its API that was agreed on.
+
+        Then it was upgraded or taken back meanwhile, and another version is agreed on for the next call.
+        """
+        if re.search(r"client version \S+ is too (old|new)", error.explanation or "") is None:
+            return False
+        with suppress(Exception):  # it does not answer: the next call meets the same refusal
+            self.api = self._client()
+        return True
+
     def current_info(self) -> Mapping[str, Any]:
         """Return what the engine says of itself now."""
-        self.about = self.api.info()
+        from docker.errors import APIError
+
+        try:
+            self.about = self.api.info()
+        except APIError as error:
+            if not self.refuses_version(error):
+                raise
+            self.about = self.api.info()
         return self.about
 
 

@@ -1,13 +1,14 @@
-"""What a Docker engine sends for as long as it has something: records of a log, and ends of containers."""
+"""What a Docker engine sends bit by bit: records of a log, ends of containers, the progress of a pull."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.docker_engine import TIMEOUT_S
 
 SILENT_S = 60.0
@@ -97,3 +98,17 @@ def nanoseconds(stamp: str) -> int:
     seconds, _, fraction = stamp.rstrip("Z").partition(".")
     whole = int(datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp())
     return whole * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)
+
+
+def pull(api: Any, engine: str, image: str) -> None:
+    """Pull an image to the engine of that address; raises `LauncherError`."""
+    from docker.errors import APIError
+
+    missing = f"image {image!r} is not on {engine} and"
+    try:
+        with closing(api.pull(image, stream=True, decode=True)) as lines:
+            for line in lines:
+                if "error" in line:
+                    raise LauncherError(f"{missing} {line['error']}")
+    except APIError as error:
+        raise LauncherError(f"{missing} cannot be pulled: {error.explanation}") from error

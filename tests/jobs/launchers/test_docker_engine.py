@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError, docker_engine
+from resource_manager.jobs.launchers import (
+    JobState,
+    JobStatus,
+    LauncherUnreachableError,
+    docker_engine,
+)
 from resource_manager.jobs.launchers.docker import DockerLauncher
 from resource_manager.jobs.launchers.docker_signals import DockerSignals
 
@@ -32,6 +37,7 @@ class Engine(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.about: dict[str, Any] = {"ID": "engine-1", "Name": "gpu-a"}
+        self.api_version = "1.43"
         self.containers: dict[str, dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
         self.events: SimpleQueue[str] = SimpleQueue()
@@ -53,10 +59,12 @@ class Answer(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0].split("/")
         what = path[-1]
         self.server.calls[what] += 1
-        if what == "events":
+        if what == "version":
+            self._say({"ApiVersion": self.server.api_version})
+        elif path[1] != f"v{self.server.api_version}":
+            self._say({"message": f"client version {path[1][1:]} is too old. Minimum is 1.44"}, 400)
+        elif what == "events":
             self._stream()
-        elif what == "version":
-            self._say({"ApiVersion": "1.45"})
         elif what == "info":
             self._say(self.server.about)
         elif path[2] in ("containers", "volumes"):
@@ -129,6 +137,21 @@ def test_another_engine_at_the_address_is_noticed_before_a_job_is_taken_for_gone
                 look("a")
     with closing(DockerLauncher(engine.place)) as launcher:  # of a job that was prepared there since
         assert launcher.status("b").state is JobState.ABSENT
+
+
+def test_an_engine_that_was_upgraded_is_asked_in_its_new_version(engine: Engine) -> None:
+    """Docker 29 refuses what Docker 24 spoke; who watches a job may have asked it for days."""
+    engine.run("a", status="exited")
+    with closing(DockerLauncher(engine.place)) as watching:
+        assert watching.status("a").state is JobState.FINISHED
+        engine.api_version = "1.52"
+        with pytest.raises(LauncherUnreachableError, match=r"client version 1\.43 is too old"):
+            watching.status("a")
+        assert watching.status("a").state is JobState.FINISHED
+        engine.api_version = "1.43"  # taken back
+    assert docker_engine.shared_engine(engine.place.address, None).current_info() == engine.about, (
+        "which is asked before a job is started or stopped"
+    )
 
 
 def told(signals: DockerSignals) -> set[str]:
