@@ -14,16 +14,17 @@ from tests.redis_server import RedisServer
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [
-        (["--seconds", "nan"], 2, "'nan' is not a finite number"),
-        (["--redis", "redis://127.0.0.1:1"], 3, "cannot be reached"),
-        (["--redis", "redis://127.0.0.1:1", "--http"], 3, "cannot be reached"),
+        (["bench", "--seconds", "nan"], 2, "'nan' is not a finite number"),
+        (["bench", "--redis", "redis://127.0.0.1:1"], 3, "cannot be reached"),
+        (["bench", "--redis", "redis://127.0.0.1:1", "--http"], 3, "cannot be reached"),
+        (["--store", "redis://127.0.0.1:1", "bench"], 2, "or that of --redis: leave out --store"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_measured(
     arguments: list[str], exit_code: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "memory_figures", lambda seconds: pytest.fail("it measures"))
-    done = CliRunner().invoke(main, ["bench", *arguments])
+    done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (exit_code, "", 1), done.output
     assert says in done.stderr
 
