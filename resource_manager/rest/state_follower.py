@@ -19,7 +19,7 @@ from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.scheduling.accounting.lives import Life, Lives
 from resource_manager.storage import Store
 from resource_manager.storage.history_file import before_changes
-from resource_manager.storage.outage import SharedOutage
+from resource_manager.storage.outage import SharedReading
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,11 @@ class StateFollower:
         self._interval_s = interval_s
         self._outage_s = outage_s
         self._lock = threading.RLock()
-        self._outage = SharedOutage()
+        self._sharing = SharedReading()
         self._changed = threading.Condition()
         self._replica: ClusterState | None = None
+        self._newest = ClusterState()
+        """The replica; an empty state while nobody has applied a cluster."""
         self._read_at = float("-inf")
         self._mark = 0
         self._folded = 0
@@ -81,9 +83,9 @@ class StateFollower:
         """Return the reader's result for the newest state, which it must not change, and the store's time."""
         asked_at = time.monotonic()
         with self._lock:
-            with self._outage.reading(asked_at):
-                cluster = self._refresh()
-            return reader(cluster, self._store.now())
+            if self._sharing.is_due(asked_at):
+                self._refresh()
+            return reader(self._newest, self._store.now())
 
     def usage_history(self, hours: float) -> Trend:
         """Return what was in use and waited in the last hours."""
@@ -189,16 +191,21 @@ class StateFollower:
         """Log an error, such as a bug, and go on: who waits for changes has nobody else."""
         logger.warning(text, error, exc_info=not isinstance(error, ResourceManagerError))
 
-    def _refresh(self) -> ClusterState:
+    def _refresh(self) -> None:
+        with self._sharing.reading():
+            self._catch_up()
+
+    def _catch_up(self) -> None:
         before = self._replica
         version = self._version()
         cluster = self._store.refresh(before)
         self._read_at = time.monotonic()
+        self._newest = ClusterState() if cluster is None else cluster
         if cluster is None:
-            return ClusterState()  # nobody has applied a cluster yet
+            return
         self._replica = cluster
         if cluster is before and cluster.version == version:
-            return cluster
+            return
         positions = cluster.changed_since(self._mark) if cluster is before else None
         self._mark = cluster.mark
         if positions is None:
@@ -217,7 +224,6 @@ class StateFollower:
             self._leases_changed_at = cluster.version
         with self._changed:
             self._changed.notify_all()
-        return cluster
 
     def _fold(self, cluster: ClusterState) -> None:
         """Bring the lives to the replica's version with the changes of the history."""

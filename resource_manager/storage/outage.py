@@ -1,4 +1,4 @@
-"""The error for a store that cannot be reached, inside and outside Airflow, and who shares it."""
+"""The error for a store that cannot be reached, inside and outside Airflow, and readings that many share."""
 
 from __future__ import annotations
 
@@ -18,28 +18,38 @@ def outage(message: str, error: type[StoreUnavailableError] = StoreUnavailableEr
     return error(message)
 
 
-class SharedOutage:
-    """The last read of a store, if it failed: who asked before it began gets its error.
+class SharedReading:
+    """The last reading of a store: who asked before it began takes what it brought, or its error.
 
-    Else all who ask a store that hangs, one at a time, would wait for its timeout in turn.
+    Else all who ask for the newest state, one at a time, would read it in turn, or wait for the timeout of a
+    store that hangs.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[float, StoreUnavailableError] | None = None
+        self._began_at = float("-inf")
+        self._error: StoreUnavailableError | None = None
+
+    def is_due(self, asked_at: float) -> bool:
+        """Return whether somebody who asked at that time, by the steady clock, has to read.
+
+        Raises the error of the reading that failed for them, too.
+        """
+        if asked_at > self._began_at:
+            return True
+        if self._error is not None:
+            raise type(self._error)(*self._error.args) from self._error
+        return False
 
     @contextmanager
-    def reading(self, asked_at: float) -> Iterator[None]:
-        """Read inside for somebody who asked at that time, by the steady clock."""
-        if self._last is not None and asked_at <= self._last[0]:
-            error = self._last[1]
-            raise type(error)(*error.args) from error
-        began = time.monotonic()
+    def reading(self) -> Iterator[None]:
+        """Read inside."""
+        began_at = time.monotonic()
         try:
             yield
         except StoreUnavailableError as error:
-            self._last = began, error
+            self._began_at, self._error = began_at, error
             raise
-        self._last = None
+        self._began_at, self._error = began_at, None
 
 
 @cache

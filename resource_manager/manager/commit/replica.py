@@ -9,7 +9,7 @@ from typing import Self
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import StaleStateError
 from resource_manager.storage import Store
-from resource_manager.storage.outage import SharedOutage
+from resource_manager.storage.outage import SharedReading
 
 
 class Replica:
@@ -23,7 +23,7 @@ class Replica:
         self.is_stored = True
         self.refreshed_at = float("-inf")
         self._store = store
-        self._outage = SharedOutage()
+        self._sharing = SharedReading()
 
     def refresh(self) -> ClusterState:
         """Return the newest state."""
@@ -44,10 +44,13 @@ class Replica:
 
     def as_of(self, asked_at: float, max_age_s: float = 0.0) -> ClusterState:
         """Return the state as of now, or of at most `max_age_s` ago, for a reader that asked at that time."""
-        if self.cluster is None or time.monotonic() - self.refreshed_at >= max_age_s:
-            with self._outage.reading(asked_at):
+        cluster = self.cluster
+        if cluster is not None and time.monotonic() - self.refreshed_at < max_age_s:
+            return cluster
+        if self._sharing.is_due(asked_at) or cluster is None:
+            with self._sharing.reading():
                 return self.refresh()
-        return self.cluster
+        return cluster
 
     def catch_up(self, error: StaleStateError) -> None:
         """Bring the replica up to date, by the missed changes in the store's refusal if it has them."""

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -774,55 +775,81 @@ class Meanwhile:
             time.sleep(0.001)
 
 
-class HangingStore(MemoryStore):
-    """A store that answers no read, each until it may fail."""
+class SlowStore(MemoryStore):
+    """A store that answers no read before it may; then it says that it did not answer, if it `fails`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails: bool) -> None:
         super().__init__()
+        self.initialise(ClusterState(default_inventory(2)).snapshot())
         self.reads = 0
-        self.may_fail = threading.Semaphore(0)
+        self.may_answer = threading.Semaphore(0)
+        self._fails = fails
 
     def refresh(self, known: ClusterState | None) -> ClusterState | None:
         self.reads += 1
-        assert self.may_fail.acquire(timeout=60)
-        raise StoreUnavailableError("it did not answer within 5 s")
+        assert self.may_answer.acquire(timeout=60)
+        if self._fails:
+            raise StoreUnavailableError("it did not answer within 5 s")
+        return super().refresh(known)
 
 
+def servers(cluster: ClusterState, now: float) -> int:
+    return len(cluster.nodes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("way", ["decisions", "queue", "service"])
-def test_who_asks_while_the_store_hangs_waits_for_it_twice_at_most(way: str) -> None:
+def test_who_asks_while_the_store_is_read_waits_for_it_twice_at_most(way: str, fails: bool) -> None:
     """Not for all those in turn who asked before."""
-    store, errors = HangingStore(), []
+    store = SlowStore(fails=fails)
+    answers: list[object] = []
     asks: dict[str, Callable[[], object]] = {
-        "decisions": partial(Transactions(store, 60.0).read, lambda cluster, now: None),
-        "queue": QueueView(store, lambda cluster, now: []).entries,
-        "service": partial(StateFollower(store).read, lambda cluster, now: None),
+        "decisions": partial(Transactions(store, 60.0).read, servers),
+        "queue": partial(QueueView(store, lambda cluster, now: []).read, servers),
+        "service": partial(StateFollower(store).read, servers),
     }
 
     def ask() -> None:
         try:
-            asks[way]()
+            answers.append(asks[way]())
         except StoreUnavailableError as error:
-            errors.append(error)
+            answers.append(str(error))
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(20)]
     for thread in threads:
         thread.start()
     wait_for(lambda: store.reads == 1)
     time.sleep(0.05)  # the others ask meanwhile
-    store.may_fail.release(20)
+    store.may_answer.release(20)
     for thread in threads:
         thread.join(60)
-    assert len(errors) == 20
+    assert answers == 20 * ["it did not answer within 5 s" if fails else 2]
     assert store.reads < 10, "two, if all have asked by then"
 
 
-def test_an_outage_that_began_before_somebody_asked_is_not_theirs() -> None:
-    store = HangingStore()
-    replica = Replica(store)
-    store.may_fail.release(2)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_reading_that_began_before_somebody_asked_is_not_theirs(fails: bool) -> None:
+    store = SlowStore(fails=fails)
+    replica, follower = Replica(store), StateFollower(store)
+    store.may_answer.release(4)
     for _ in range(2):
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreUnavailableError) if fails else nullcontext():
             replica.as_of(time.monotonic())
+        with pytest.raises(StoreUnavailableError) if fails else nullcontext():
+            follower.read(servers)
+    assert store.reads == 4
+
+
+def test_a_reading_may_lack_what_was_committed_before_somebody_asked_in_its_midst() -> None:
+    store = SlowStore(fails=False)
+    replica = Replica(store)
+    reading = threading.Thread(target=replica.as_of, args=(time.monotonic(),))
+    reading.start()
+    wait_for(lambda: store.reads == 1)
+    asked_at = time.monotonic()
+    store.may_answer.release(2)
+    reading.join(60)
+    replica.as_of(asked_at)
     assert store.reads == 2
 
 
