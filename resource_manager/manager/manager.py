@@ -24,7 +24,7 @@ from resource_manager.manager.grants import Grants
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.queries import Queries, ServerReports
-from resource_manager.manager.queue_view import QueueView
+from resource_manager.manager.queue_view import QueueView, SharedEntries
 from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
@@ -71,6 +71,7 @@ class GPUResourceManager(
         self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
         self.stored_jobs = StoredJobs(self.store.jobs, self.settings.job_keys)
         self._queue = QueueView(self.store, self._queue_in)
+        self._entries = SharedEntries()
         self._forecasts = Forecasts(self.store, self._commits.resuming)
         self._reads: ServerReports | None = None
         scheme = self.settings.store.partition("://")[0]

@@ -28,7 +28,7 @@ from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts, kept_record
-from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.queue_view import QueueView, SharedEntries, for_a_while
 from resource_manager.manager.recorded_changes import recorded
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
@@ -48,6 +48,7 @@ from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure
 from resource_manager.scheduling.reasons.alternatives import alternatives
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
 
@@ -84,6 +85,7 @@ class Queries:
 
     _commits: Transactions
     _queue: QueueView
+    _entries: SharedEntries
     _forecasts: Forecasts
     _reads: ServerReports | None
     store: Store
@@ -110,7 +112,7 @@ class Queries:
 
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
-        return self._commits.read(lambda cluster, now: status_in(self._commits, cluster, lease_id, now))
+        return self._commits.read(lambda cluster, now: self._status_in(cluster, lease_id, now))
 
     def named(
         self,
@@ -132,7 +134,7 @@ class Queries:
             entry = find(cluster, name, pending=pending, fencing_token=fencing_token, owner=owner)
             if isinstance(entry, Lease):
                 return serializers.allocation(cluster, entry)
-            found = status_in(self._commits, cluster, entry.lease_id, now)
+            found = self._status_in(cluster, entry.lease_id, now)
             assert found is not None
             return found
 
@@ -334,6 +336,9 @@ class Queries:
         """The servers of this process's replica, without those that left."""
         return self._commits.peek_replica(lambda cluster, now: _inventory(cluster))
 
+    def _status_in(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
+        return status_in(self._commits, cluster, lease_id, now, self._entries.entry)
+
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         entries = serializers.queue(cluster, self._commits.explaining(cluster, now))
         if estimated and entries:
@@ -365,13 +370,19 @@ class Queries:
         return self._commits.peek_replica(view)
 
 
-def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
+def status_in(
+    commits: Transactions,
+    cluster: ClusterState,
+    lease_id: str,
+    now: float,
+    entry_of: Callable[[ClusterState, str, SchedulingPass], QueueEntry] = serializers.queue_entry,
+) -> Submission | None:
     """Return the task's allocation or queue entry in that state, None if it has neither."""
     if (lease := cluster.leases.get(lease_id)) is not None:
         return serializers.allocation(cluster, lease)
     if lease_id not in cluster.pending:
         return None
-    return serializers.queue_entry(cluster, lease_id, commits.explaining(cluster, now))
+    return entry_of(cluster, lease_id, commits.explaining(cluster, now))
 
 
 def _inventory(cluster: ClusterState) -> tuple[Node, ...]:

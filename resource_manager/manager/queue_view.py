@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.pending import PendingRequest
+from resource_manager.manager import serializers
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.results import QueueEntry
+from resource_manager.scheduling.reasons.feasibility import standings
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 
 T = TypeVar("T")
@@ -88,6 +93,41 @@ class QueueView:
         asked_at = time.monotonic()
         with self._mutex, self._replica:
             return reader(self._replica.as_of(asked_at), self._store.now())
+
+
+class SharedEntries:
+    """The entries of single requests, computed together once two are asked for of one state; thread-safe.
+
+    The reason of a request's wait takes a walk over all that are ahead of it: of many that wait, each of
+    which asks for its own, every one would take that walk.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._age = Age()
+        self._entries: dict[str, tuple[PendingRequest, QueueEntry]] = {}
+        self._alone = (-1, 0.0)
+        """Version and time of the state of which the last entry was computed alone."""
+
+    def entry(self, cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
+        """Return the entry of a pending request; its place and reason may be as old as the queue's."""
+        version, now = cluster.version, current.now
+        with self._mutex:
+            if not self._age.is_fresh(version, now):
+                alone, at = self._alone
+                if alone != version or not 0 <= now - at < SAME_S:
+                    self._alone = version, now
+                    return serializers.queue_entry(cluster, lease_id, current)
+                with self._age.measured(version, now):
+                    self._entries = {
+                        each.entry.lease_id: (each.entry, serializers.pending(each, cluster, now))
+                        for each in standings(cluster, current)
+                    }
+            request, entry = self._entries.get(lease_id, (None, None))
+        if entry is None or request != cluster.pending[lease_id]:  # it has come since
+            return serializers.queue_entry(cluster, lease_id, current)
+        waited_s = max(now - entry["queued_at"], 0.0)
+        return {**entry, "waited_s": waited_s}
 
 
 def for_a_while(limit_s: float) -> Callable[[], bool]:
