@@ -247,6 +247,9 @@ BENCHMARKS: dict[str, Benchmark] = {
             Row("the same, errors", "clients/errors", "{}", "0"),
             Row("`GET /api/status`, 1,000 servers", "many_servers/status_ms", MS, "≤ 50 ms"),
             Row("`GET /api/queue`, 1,000 servers", "many_servers/queue_ms", MS),
+            Row(
+                "`GET /api/task` of each of 200 pending in turn, 1,000 servers", "many_servers/pending_ms", MS
+            ),
             Row("`GET /metrics`, 1,000 servers", "many_servers/metrics_ms", MS),
             Row("console, 1,000 servers, the page", "many_servers/console_ms", MS),
             Row(

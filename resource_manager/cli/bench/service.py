@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from resource_manager.cli.bench.store import NAMESPACE, redis_server
 from resource_manager.errors import ResourceManagerError
 
 CLIENTS = 50
+PENDING = 200
 START_S = 60.0
 
 Call = Callable[[str, str, Any], bytes]
@@ -128,6 +130,16 @@ def _many_servers(call: Call, servers: int) -> dict[str, Any]:
         call("GET", path, None)
         return round(1000 * statistics.median(_timed(lambda: call("GET", path, None)) for _ in range(15)), 1)
 
+    def each_pending() -> float:
+        """Measure how long the answer takes how a pending request stands, for which each `run` asks."""
+        for i in range(20, PENDING):
+            call("POST", "/api/submit", {"task_id": f"w{i}", "required_gpus": 8, "required_cpus": 8})
+        paths = [f"/api/task?task_id=w{i}&exact=true" for i in range(PENDING)]
+        took = [_timed(partial(call, "GET", path, None)) for path in 3 * paths]
+        for i in range(20, PENDING):
+            call("POST", "/api/cancel", {"task_id": f"w{i}"})
+        return round(1000 * statistics.median(took), 1)
+
     return {
         "servers": servers,
         "leases": 2 * servers,
@@ -135,6 +147,7 @@ def _many_servers(call: Call, servers: int) -> dict[str, Any]:
         "queue_ms": timed("/api/queue"),
         "metrics_ms": timed("/metrics"),
         "console_ms": timed("/"),
+        "pending_ms": each_pending(),
     }
 
 
