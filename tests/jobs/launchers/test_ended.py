@@ -131,7 +131,7 @@ def test_while_a_job_is_being_ended_a_start_does_not_say_that_it_is_gone(launche
     with monkeypatch.context() as patched:
         patched.setattr(ending, "terminate", interrupt)
         if isinstance(launcher, docker.DockerLauncher):
-            patched.setattr(launcher._api, "stop", interrupt)
+            patched.setattr(launcher._engine.api, "stop", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launcher.stop(wanted.key)
     for call in (launcher.prepare, launcher.start):
