@@ -172,7 +172,7 @@ def test_calling_a_service_needs_no_extra(bare: Path, unconfigured: dict[str, st
     ("command", "extra"),
     [
         ("gpu-manager --store memory:// serve", "api"),
-        ("gpu-manager --store memory:// bench --http", "redis"),
+        ("gpu-manager bench --http", "redis"),
         ("gpu-manager --store airflow:// status", "airflow"),
         ("gpu-simulate vgpu --help", "simulator"),
     ],

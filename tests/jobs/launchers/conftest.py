@@ -118,9 +118,9 @@ def launcher(request, tmp_path, monkeypatch):
 
 def remove_tombstones(launcher):
     """Remove the volumes that would tell the engine for a day of the jobs of this test."""
-    for volume in launcher._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
+    for volume in launcher._engine.api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
         if f"contract-{os.getpid()}-" in volume["Name"]:
-            launcher._api.remove_volume(volume["Name"])
+            launcher._engine.api.remove_volume(volume["Name"])
 
 
 @pytest.fixture

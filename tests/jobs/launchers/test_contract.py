@@ -326,7 +326,7 @@ def test_the_engine_is_asked_for_the_leases_devices_and_no_others(launcher, job,
     wanted = job("true", gpu_ids=(4, 5)[: len(uuids) or 2], gpu_uuids=uuids, container={})
     with pytest.raises(LauncherError, match=f"job {wanted.key} could not be started on .*: "):
         launcher.start(wanted)
-    made = launcher._api.inspect_container(wanted.key)
+    made = launcher._engine.api.inspect_container(wanted.key)
     [request] = made["HostConfig"]["DeviceRequests"]
     assert request["DeviceIDs"] == (asked or list(uuids))
     assert (request["Driver"], request["Count"], request["Capabilities"]) == ("", 0, [["gpu"]])

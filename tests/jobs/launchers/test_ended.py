@@ -74,7 +74,7 @@ def answer(launcher, monkeypatch):
 
     def by(**functions):
         for name, function in functions.items():
-            monkeypatch.setattr(launcher._api, name, function)
+            monkeypatch.setattr(launcher._engine.api, name, function)
 
     return by
 
@@ -103,8 +103,8 @@ def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, answer, mon
 
 def make_later(launcher, answer, job):
     """Let the engine's clock be a day later, and its list of tombstones have that of this job only."""
-    own = launcher._api.volumes(filters={"name": job.key})
-    engine = launcher._api.info()
+    own = launcher._engine.api.volumes(filters={"name": job.key})
+    engine = launcher._engine.api.info()
     later = datetime.fromisoformat(engine["SystemTime"]) + timedelta(days=1, seconds=60)
     answer(info=lambda: {**engine, "SystemTime": later.isoformat()}, volumes=lambda filters: own)
 
@@ -117,7 +117,7 @@ def test_a_job_is_stopped_while_two_processes_remove_an_old_tombstone(launcher, 
     launcher.prepare(running)
     launcher.start(running)
     make_later(launcher, answer, old)
-    launcher._api.remove_volume(f"{old.key}-ended")
+    launcher._engine.api.remove_volume(f"{old.key}-ended")
     launcher.stop(running.key, 0.0)
     monkeypatch.undo()
     assert refuses(launcher, running)
@@ -280,19 +280,19 @@ def test_a_container_whose_start_is_halted_at_any_moment_does_not_start_after_st
     place = launcher.prepare(wanted)
     if is_left:
         with monkeypatch.context() as patched:
-            patched.setattr(launcher._api, "start", interrupt)
+            patched.setattr(launcher._engine.api, "start", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 launcher.start(wanted)
     stop_before(launcher, moment, place, wanted, answer)
     with pytest.raises(AlreadyEndedError):
         launcher.start(wanted)
-    left = launcher._api.containers(all=True, filters={"name": wanted.key})
+    left = launcher._engine.api.containers(all=True, filters={"name": wanted.key})
     assert left == []
 
 
 def stop_before(launcher, moment, place, job, answer):
     """Let another process stop the job before the launcher's next call of this kind."""
-    act = getattr(launcher._api, moment)
+    act = getattr(launcher._engine.api, moment)
 
     def acting(*given, **more):
         answer(**{moment: act})
@@ -310,7 +310,7 @@ def test_a_container_runs_once_though_its_first_starter_was_halted_until_another
 ):
     wanted = job("echo begun")
     place = launcher.prepare(wanted)
-    start = launcher._api.start
+    start = launcher._engine.api.start
 
     def late(container):
         answer(start=start)

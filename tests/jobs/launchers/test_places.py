@@ -109,7 +109,7 @@ def test_another_machine_or_folder_knows_nothing_of_the_job(launcher, job, elsew
 def test_another_engine_knows_nothing_of_the_job(launcher, job):
     wanted = job("sleep 60")
     place = launcher.prepare(wanted)
-    engine = launcher._api.info()["ID"]
+    engine = launcher._engine.api.info()["ID"]
     assert place == JobPlace("docker", machine=engine)
     launcher.start(wanted)
     with closing(open_at(replace(place, machine="another"))) as there:

@@ -63,7 +63,7 @@ def test_a_job_that_is_killed_or_removed_has_ended(launcher, job, place_of, tmp_
     with closing(open_signals(place)) as signals:
         signals.watch(killed.key)
         if place.launcher == "docker":
-            launcher._api.kill(killed.key)
+            launcher._engine.api.kill(killed.key)
         else:
             os.killpg(int((tmp_path / killed.key / "group").read_text()), signal.SIGKILL)
         assert told_within(signals) == {killed.key}
