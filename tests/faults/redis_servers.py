@@ -69,17 +69,20 @@ class Server:
 
 
 class SentinelGroup:
-    """A primary, a replica that follows it asynchronously, and a sentinel that promotes the replica."""
+    """A primary, a replica that follows it asynchronously, and a sentinel that promotes the replica.
+
+    It does so once the primary has not answered for `dead_after_ms`, perhaps as the machine is busy.
+    """
 
     SERVICE = "gpus"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, dead_after_ms: int = 400) -> None:
         self.primary = Server(folder / "primary", 'save ""')
         self.replica = Server(folder / "replica", 'save ""', f"replicaof 127.0.0.1 {self.primary.port}")
         self.sentinel = Server(
             folder / "sentinel",
             f"sentinel monitor {self.SERVICE} 127.0.0.1 {self.primary.port} 1",
-            f"sentinel down-after-milliseconds {self.SERVICE} 400",
+            f"sentinel down-after-milliseconds {self.SERVICE} {dead_after_ms}",
             f"sentinel failover-timeout {self.SERVICE} 2000",
             sentinel=True,
         )

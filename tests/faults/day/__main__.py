@@ -77,7 +77,7 @@ class Day(Bench):  # the benches of the end-to-end tests are not typed
 
     def start_redis(self) -> Any:
         """Start a primary, its replica and the sentinel that promotes it."""
-        self.group = SentinelGroup(self.home / "redis")
+        self.group = SentinelGroup(self.home / "redis", dead_after_ms=5000)
         self.group.wait_until_joined()
         self.store_url = self.group.url()
         self.environment |= {"GPU_MANAGER_STORE": self.store_url, "GPU_MANAGER_REDIS_URL": self.store_url}
