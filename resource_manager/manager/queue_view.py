@@ -29,6 +29,9 @@ The cheaper of the last two counts: a single one may have had to wait for a garb
 REST = 4.0
 """A dear one is kept for so many times of what it cost."""
 
+CHEAP_ENTRIES_S, ENTRIES_REST = 0.01, 9.0
+"""The same for the entries of single requests, for which all that wait ask: a tenth of a processor."""
+
 SAME_S = 1.0
 """Time for which the queue of one state is kept: waits grow meanwhile."""
 
@@ -38,18 +41,19 @@ MAX_AGE_S = 10.0
 class Age:
     """The state and time of which the last answer was, and what it cost."""
 
-    def __init__(self) -> None:
+    def __init__(self, cheap_s: float = CHEAP_S, rest: float = REST) -> None:
+        self._cheap_s, self._rest = cheap_s, rest
         self._version = -1
         self._at = 0.0
         self._cost_s = self._last_s = 0.0
 
     @property
     def is_cheap(self) -> bool:
-        return self._version < 0 or self._cost_s <= CHEAP_S
+        return self._version < 0 or self._cost_s <= self._cheap_s
 
     def is_fresh(self, version: int, now: float) -> bool:
         """Return whether the last answer is good for a state of that version."""
-        kept_s = 0.0 if self.is_cheap else min(REST * self._cost_s, MAX_AGE_S)
+        kept_s = 0.0 if self.is_cheap else min(self._rest * self._cost_s, MAX_AGE_S)
         if version == self._version:
             kept_s = max(kept_s, SAME_S)
         return self._version >= 0 and 0 <= now - self._at < kept_s
@@ -104,7 +108,7 @@ class SharedEntries:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._age = Age()
+        self._age = Age(CHEAP_ENTRIES_S, ENTRIES_REST)
         self._entries: dict[str, tuple[PendingRequest, QueueEntry]] = {}
         self._alone = (-1, 0.0)
         """Version and time of the state of which the last entry was computed alone."""

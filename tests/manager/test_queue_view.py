@@ -45,16 +45,20 @@ def test_the_entry_of_a_request_is_that_of_the_queue_after_each_change(manager: 
             assert [without_wait(each) for each in found] == [without_wait(each) for each in queue]
 
 
-def test_many_who_ask_for_their_entries_share_one_walk(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walks = []
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Walks over the whole queue."""
+    walks: list[Any] = []
 
     def counted(*args: Any) -> Any:
         walks.append(args)
         return standings(*args)
 
     monkeypatch.setattr("resource_manager.manager.queue_view.standings", counted)
+    return walks
+
+
+def test_many_who_ask_for_their_entries_share_one_walk(manager: GPUResourceManager, walks: list[Any]) -> None:
     ids = [entry["task_id"] for entry in manager.queue()]
     assert all(manager.status_of(lease_id) for lease_id in ids * 5)
     assert len(walks) == 1
@@ -64,16 +68,17 @@ def test_many_who_ask_for_their_entries_share_one_walk(
 
 
 def test_a_dear_entry_is_not_told_of_another_request(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, walks: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = count()
     monkeypatch.setattr(time, "thread_time", lambda: next(seconds))  # each computation takes a second
-    for _ in range(2):
+    for number in range(5):
         for _ in range(3):
             assert manager.status_of("waits-7") is not None
-        manager.submit("other", 1)
+        manager.submit(f"other-{number}", 1)
+    assert len(walks) == 2, "the third state has the entries of the second"
     manager.cancel("waits-7")
     assert manager.status_of("waits-7") is None
     manager.submit("waits-7", 2)
     found: Any = manager.status_of("waits-7")
-    assert (found["required_gpus"], found["position"]) == (2, 21)
+    assert (found["required_gpus"], found["position"]) == (2, 25)
