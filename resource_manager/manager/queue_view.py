@@ -100,14 +100,14 @@ class QueueView:
 
 
 class SharedEntries:
-    """The entries of single requests, computed together once two are asked for of one state; thread-safe.
+    """The entries of single requests, computed together once two are asked for of one state.
 
     The reason of a request's wait takes a walk over all that are ahead of it: of many that wait, each of
-    which asks for its own, every one would take that walk.
+    which asks for its own, every one would take that walk. For readers of a state, of which there is one at
+    a time.
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
         self._age = Age(CHEAP_ENTRIES_S, ENTRIES_REST)
         self._entries: dict[str, tuple[PendingRequest, QueueEntry]] = {}
         self._alone = (-1, 0.0)
@@ -116,22 +116,20 @@ class SharedEntries:
     def entry(self, cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
         """Return the entry of a pending request; its place and reason may be as old as the queue's."""
         version, now = cluster.version, current.now
-        with self._mutex:
-            if not self._age.is_fresh(version, now):
-                alone, at = self._alone
-                if alone != version or not 0 <= now - at < SAME_S:
-                    self._alone = version, now
-                    return serializers.queue_entry(cluster, lease_id, current)
-                with self._age.measured(version, now):
-                    self._entries = {
-                        each.entry.lease_id: (each.entry, serializers.pending(each, cluster, now))
-                        for each in standings(cluster, current)
-                    }
-            request, entry = self._entries.get(lease_id, (None, None))
+        if not self._age.is_fresh(version, now):
+            alone, at = self._alone
+            if alone != version or not 0 <= now - at < SAME_S:
+                self._alone = version, now
+                return serializers.queue_entry(cluster, lease_id, current)
+            with self._age.measured(version, now):
+                self._entries = {
+                    each.entry.lease_id: (each.entry, serializers.pending(each, cluster, now))
+                    for each in standings(cluster, current)
+                }
+        request, entry = self._entries.get(lease_id, (None, None))
         if entry is None or request != cluster.pending[lease_id]:  # it has come since
             return serializers.queue_entry(cluster, lease_id, current)
-        waited_s = max(now - entry["queued_at"], 0.0)
-        return {**entry, "waited_s": waited_s}
+        return {**entry, "waited_s": max(now - entry["queued_at"], 0.0)}
 
 
 def for_a_while(limit_s: float) -> Callable[[], bool]:
