@@ -322,7 +322,7 @@ class Forecasts:
 
     def _in_background(self) -> None:
         try:
-            with self._replica:
+            with suppress(StoreError), self._replica:  # it is made again for who asks next
                 self.update(self._replica.refresh(), self._store.now(), BACKGROUND_S)
         finally:
             self._thread = None

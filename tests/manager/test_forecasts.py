@@ -14,6 +14,7 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import Granted
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager import forecasts, queue_view
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.forecasts import (
@@ -223,10 +224,13 @@ def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_mea
     manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, goes_on = threading.get_ident(), threading.Event()
+    outages = [StoreUnavailableError("it fails over")]
 
     def slow(*given: Any) -> Any:
         if threading.get_ident() != asked:
             goes_on.wait(30)
+            if outages:
+                raise outages.pop()
         dear_at = time.thread_time() + 2 * queue_view.CHEAP_S
         while time.thread_time() < dear_at:
             pass
@@ -255,6 +259,7 @@ def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_mea
         return starts() == [ends_at, ends_at + 60]
 
     wait_for(is_new)
+    assert not outages, "the first time it could not be made"
 
 
 def test_an_outcome_that_was_kept_before_names_were_is_called_by_its_id(
