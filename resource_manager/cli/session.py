@@ -39,12 +39,12 @@ class Session:
 
     def __enter__(self) -> Self:
         self.signals.__enter__()
-        self._calls = Calls(self.signals)
+        self._calls, self._waits = Calls(self.signals), Calls(self.signals)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.signals.__exit__()
-        if self._calls.is_busy:  # it waits for a silent store, and so would closing it
+        if self._calls.is_busy or self._waits.is_busy:  # it waits for the store, and so would closing it
             self._target.abandon()
 
     def begin(self, call: Callable[[Any], T]) -> Future[T]:
@@ -54,6 +54,10 @@ class Session:
     def ask(self, call: Callable[[Any], T]) -> T:
         """Return what a call of the manager gives; raises `Interrupted` as soon as a signal comes."""
         return self.signals.result(self.begin(call))
+
+    def wait_for(self, call: Callable[[Any], T]) -> T:
+        """Return what a call gives that changes nothing and takes long: calls after it do not wait for it."""
+        return self.signals.result(self._waits.begin(lambda: call(self._target.manager)))
 
     def ask_patiently(self, call: Callable[[Any], T], limit_s: float) -> T:
         """Return what a call of the manager gives, made again while the store is silent."""

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from resource_manager.cli.target import Target
     from resource_manager.manager.lease_service import LeaseService
 
-LOOK_EVERY_S = 1.0
-SCHEDULE_EVERY = 5
-"""Looks at a pending request until leases that are due expire."""
+TELL_EVERY_S = 5.0
+"""Time after which a change of the place in the queue is told; a grant is told at once."""
+
+ASK_AGAIN_S = 1.0
+"""Pause after a call that nobody answered."""
 
 
 def wait_for_grant(session: Session, demand: Any) -> Any:
@@ -29,7 +31,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
 
     At a signal or an error the request leaves the queue, or the lease ends.
     """
-    lease_id, said, looks = demand.lease_id, None, 0
+    lease_id, said = demand.lease_id, None
     session.ask(lambda manager: manager.status_of(lease_id))  # out of reach: there is nothing to give back
     asked = session.begin(lambda manager: manager.submit(demand))
     try:
@@ -37,14 +39,15 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
         while found["state"] == "WAITING":
             if said != (said := (found["kind"], found["position"])):
                 say(f"{name_in_words(found)} {_wait_of(found)}")
-            session.signals.pause(LOOK_EVERY_S)
-            looks += 1
             try:
-                found = session.ask(partial(_entry_now, demand=demand, schedules=looks % SCHEDULE_EVERY == 0))
+                found = session.wait_for(lambda manager: manager.wait(lease_id, TELL_EVERY_S)) or session.ask(
+                    partial(_ask_again, demand=demand)
+                )
             except ResourceManagerError as error:
                 if not is_outage(error):
                     raise
                 found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
+                session.signals.pause(ASK_AGAIN_S)
         session.signals.check()
     except StateLostError:  # the request is gone, too
         raise
@@ -72,15 +75,8 @@ def _wait_of(entry: Mapping[str, Any]) -> str:
     return f"waits at position {entry['position']}: {entry['reason']}{expected}"
 
 
-def _entry_now(manager: LeaseService, *, demand: Any, schedules: bool) -> Any:
-    """Return what became of a request; with the store itself, other requests' leases expire meanwhile.
-
-    One that nobody ended, but that is gone, was lost with a state that was set back: it asks again.
-    """
-    if schedules:
-        manager.expire_and_schedule()
-    if (found := manager.status_of(demand.lease_id)) is not None:
-        return found
+def _ask_again(manager: LeaseService, *, demand: Any) -> Any:
+    """Submit a request that is gone again, if nobody ended it: it was lost with a state that was set back."""
     from resource_manager.manager.recorded_changes import ended_by_others  # loads pydantic
 
     if who := ended_by_others(manager, demand.lease_id):

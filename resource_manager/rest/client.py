@@ -300,8 +300,11 @@ class ServiceClient(ClusterCalls, OriginalNames):
             )
 
     def status_of(self, lease_id: str) -> Submission | None:
+        return self._status_of(lease_id)
+
+    def _status_of(self, lease_id: str, **how: float) -> Submission | None:
         try:
-            return self._http.get(SUBMISSION, "/api/task", {"task_id": lease_id} | EXACT)
+            return self._http.get(SUBMISSION, "/api/task", {"task_id": lease_id, **how} | EXACT)
         except LeaseNotFoundError:
             return None
 
@@ -328,17 +331,18 @@ class ServiceClient(ClusterCalls, OriginalNames):
         return self._http.get(Page[Allocation], "/api/leases/preempting")["items"]
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
-        """Return as `status_of`, once a pending request is granted or gone, at most that much later."""
-        deadline, version = time.monotonic() + timeout_s, -1
-        while (found := self.status_of(lease_id)) is not None and found["state"] == "WAITING":
+        """Return as `status_of`, once a pending request is granted or gone, at most that much later.
+
+        The service holds the request, or answers at once where this user has too many held already.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
             began = time.monotonic()
-            if began >= deadline:
-                break
-            changes = self.lease_changes(version, deadline - began, lease_id)
-            version = changes["version"]
-            if not (changes["leases"] or changes["ended"]):
-                time.sleep(max(min(began + WAIT_S, deadline) - time.monotonic(), 0.0))
-        return found
+            hold_s = min(max(deadline - began, 0.0), MAX_HOLD_S)
+            found = self._status_of(lease_id, timeout_s=hold_s)
+            if found is None or found["state"] != "WAITING" or time.monotonic() >= deadline:
+                return found
+            time.sleep(max(min(began + WAIT_S, deadline) - time.monotonic(), 0.0))
 
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the manager's queue, each entry with `estimated_start`, which the service has anyway."""

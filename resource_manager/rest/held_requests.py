@@ -62,23 +62,26 @@ class HeldRequests:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, caller: str, is_due: Callable[[], bool], timeout_s: float) -> bool:
-        """Hold the current request, if its server can, until it is due; return False if it is due now.
+    def hold(
+        self, caller: str, is_due: Callable[[], bool], timeout_s: float, *, or_answer: bool = False
+    ) -> None:
+        """Hold the current request, if its server can, until it is due: end it here; return if it is due now.
 
-        `is_due` is called by the thread that follows the store, after each look: it must be quick.
+        `is_due` is called by the thread that follows the store, after each look: it must be quick. One more
+        than a caller may have is refused, or with `or_answer` due now.
 
         Raises `ProblemError` (429).
         """
         environ = flask.request.environ
         park = environ.get(PARK) or environ.get("asgi.scope", {}).get(PARK)
-        if park is None or timeout_s <= 0:
-            return False
-        if is_due():
-            return False
+        if park is None or timeout_s <= 0 or is_due():
+            return
         with self._lock:
             if self._watch.stopped:  # nobody would resume it
-                return False
+                return
             if self._callers[caller] >= MAX_HELD_PER_CALLER:
+                if or_answer:
+                    return
                 raise ProblemError(
                     429,
                     f"{MAX_HELD_PER_CALLER} of your requests wait for changes already: end one",
@@ -87,7 +90,7 @@ class HeldRequests:
             self._callers[caller] += 1
             self._held.append(_Held(caller, is_due, time.monotonic() + timeout_s, park()))
         self._watch.follow()
-        return True
+        flask.abort(flask.Response(status=204))  # nobody gets it: this request is carried out again
 
     def look_soon(self) -> None:
         """Have the store read now: this process has just changed it."""

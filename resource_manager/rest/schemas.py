@@ -371,6 +371,9 @@ class TaskQuery(Query):
     fencing_token: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         default=None, description="Only the lease with this fencing token, which may be a gang's remainder."
     )
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_HOLD_S)] = Field(
+        default=0.0, description="Longest time until the answer, in seconds, while the request is pending."
+    )
 
 
 class NameQuery(Query):

@@ -140,6 +140,10 @@ class StateFollower:
         """Return whether owners have to know of a change after that version, as of the last look."""
         return not self._leases_changed_at <= after <= self._version()
 
+    def is_pending(self, lease_id: str) -> bool:
+        """Return whether that request waits, as of the last look."""
+        return lease_id in self._newest.pending
+
     def look_soon(self) -> None:
         """Have the thread that follows look now, rather than at its next time."""
         self._soon.set()

@@ -75,9 +75,12 @@ def test_a_wait_is_told_once_a_kind_of_reason_and_place(
     signals = SimpleNamespace(
         result=lambda asked: asked, pause=lambda _: None, check=lambda: None, first=None
     )
-    manager = SimpleNamespace(status_of=lambda lease_id: looks.pop(0), expire_and_schedule=lambda: None)
+    manager = SimpleNamespace(
+        status_of=lambda lease_id: looks.pop(0), wait=lambda lease_id, timeout_s: looks.pop(0)
+    )
     session: Any = SimpleNamespace(
         ask=lambda call: call(manager),
+        wait_for=lambda call: call(manager),
         begin=lambda call: entry("no_capacity", 2, "1 ahead"),
         signals=signals,
     )

@@ -16,16 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from redis import Redis
 
+from resource_manager import GPUResourceManager
 from resource_manager.cli.signals import Calls, Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
 from tests.cli.programs import GPU_MANAGER, MARK, begun, environment_of, left_of, manager_of, piped
 from tests.e2e.servers import SSHServer, ssh_server
 from tests.eventually import wait_for
+from tests.listening import served
 from tests.redis_server import EMBEDDED, RedisServer
 
 __all__ = ["ssh_server"]
@@ -385,6 +389,29 @@ def test_a_request_whose_store_was_emptied_fails_with_one_line(redis: RedisServe
     _, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
     assert process.returncode == 3
     assert re.fullmatch(r"Error: Redis at .* has lost the state .*\n", said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, None])
+def test_a_request_that_a_service_holds_is_given_back_at_a_signal_and_granted_without_one(
+    number: signal.Signals | None, tmp_path: Path
+) -> None:
+    with (
+        GPUResourceManager.from_url("memory://", inventory=default_inventory(1)) as manager,
+        served(manager, tmp_path, 4) as url,
+    ):
+        manager.submit("holds", 8)
+        environment = {**os.environ, "GPU_MANAGER_URL": url}
+        process = begun(environment, "run", "--gpus", "1", "--", "echo", "runs")
+        wait_for(lambda: "held_requests 1.0" in httpx.get(f"{url}/metrics").text, 60.0)
+        if number is None:
+            manager.release("holds")
+        else:
+            process.send_signal(number)
+        output, said = process.communicate(timeout=ENDS_WITHIN_S + slack_s())
+        assert "waits at position 1" in said
+        assert "could not be given back" not in said  # the held call keeps no other from its turn
+        assert (process.returncode, output) == ((0, "runs\n") if number is None else (143, ""))
+        assert manager.queue() == []
 
 
 @pytest.mark.e2e

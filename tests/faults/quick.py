@@ -26,8 +26,8 @@ def shorten() -> None:
     attended.TTL_S = TTL_S
     attended.SIGN_EVERY_S = attended.RENEW_EVERY_S = TTL_S / 4
     attended.ASK_EVERY_S = TTL_S / 12
-    attended.LOOK_EVERY_S = job_commands.LOOK_EVERY_S = waiting.LOOK_EVERY_S = 0.2
-    by_hand.LOOK_AGAIN_S = 0.5
+    attended.LOOK_EVERY_S = job_commands.LOOK_EVERY_S = 0.2
+    waiting.TELL_EVERY_S, waiting.ASK_AGAIN_S, by_hand.LOOK_AGAIN_S = 0.5, 0.2, 0.5
     attended.GRACE_S = 2.0
     attended.PREEMPT_STEP_S = 1.0
     session.GIVE_BACK_S = signals.PROMPT_S = 3.0

@@ -16,6 +16,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
 from resource_manager.rest.state_follower import StateFollower
 from tests.eventually import wait_for
@@ -68,6 +69,46 @@ def test_more_requests_than_threads_are_held_while_others_are_answered(
         assert time.monotonic() - released_at < 5.0
     assert [each["ended"] for each in answers] == [["holds"]] * HELD
     wait_until_held(url, 0)
+
+
+def test_who_waits_for_a_grant_is_told_of_it_at_once_by_a_held_request(
+    url: str, manager: GPUResourceManager
+) -> None:
+    for name in ("too", "next", "last"):
+        manager.submit(name, 8)
+    with ServiceClient(url) as client, ThreadPoolExecutor(3) as pool:
+        next_one, last = (pool.submit(client.wait, name, 25.0) for name in ("next", "last"))
+        path = f"{url}/api/task?timeout_s=25&task_id="
+        named = pool.submit(httpx.get, path + manager.named("last")["short_id"], timeout=30)
+        wait_until_held(url, 3)
+        begun_at = time.monotonic()
+        manager.release("holds")
+        granted = next_one.result(30)
+        manager.cancel("last")
+        assert last.result(30) is None
+        assert named.result(30).status_code == 404
+        assert time.monotonic() - begun_at < 5.0
+    assert granted is not None
+    assert granted["state"] == "RUNNING"
+
+
+def test_who_waits_for_a_grant_is_told_its_place_at_its_time(url: str, manager: GPUResourceManager) -> None:
+    for name in ("too", "next"):
+        manager.submit(name, 8)
+    asked: list[httpx.Request] = []
+
+    class Counted(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            asked.append(request)
+            return super().handle_request(request)
+
+    with ServiceClient(url, transport=Counted()) as client:
+        begun_at = time.monotonic()
+        found = client.wait("next", 0.5)
+    assert 0.5 <= time.monotonic() - begun_at < 10
+    assert len(asked) == 1
+    assert found is not None
+    assert (found["state"], found.get("position")) == ("WAITING", 1)
 
 
 def test_held_requests_take_no_place_among_the_connections_that_a_service_has(
@@ -144,7 +185,11 @@ def test_who_waits_for_a_look_is_told_that_there_are_no_more(manager: GPUResourc
     assert told[-1]
 
 
-def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url: str) -> None:
+def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(
+    url: str, manager: GPUResourceManager
+) -> None:
+    for name in ("too", "next"):
+        manager.submit(name, 8)
     path = f"{PATH}?after={waits(url, -1, 0.0).json()['version']}&timeout_s=25"
     parts = urlsplit(url)
     with ExitStack() as connections:
@@ -155,4 +200,6 @@ def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url
         wait_until_held(url, MAX_HELD_PER_CALLER)
         refused = httpx.get(url + path)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+        waits_for_it = httpx.get(f"{url}/api/task?task_id=next&exact=true&timeout_s=25", timeout=5)
+        assert waits_for_it.json()["state"] == "WAITING"  # at once: who waits is refused nothing
     wait_until_held(url, 0)

@@ -51,8 +51,7 @@ def agent_jobs(service: Service, caller: Identity, query: agent_schemas.AgentJob
     before = bell.mark(query.server)
     answer = board.jobs(query.server, query.known)
     if answer["known"] == query.known:
-        if service.held.hold(flask.g.counted_as, lambda: bool(bell.mark(query.server) != before), query.wait):
-            return flask.Response(status=204)  # nobody gets it: this request is carried out again
+        service.held.hold(flask.g.counted_as, lambda: bool(bell.mark(query.server) != before), query.wait)
         return {"known": query.known}
     return answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import flask
 
@@ -57,15 +57,14 @@ def leases(service: Service, caller: Identity, query: schemas.PageQuery) -> Page
 
 
 @routes.add("GET", "/api/leases/changes", Role.READER, tag="leases")
-def lease_changes(service: Service, caller: Identity, query: schemas.ChangesQuery) -> Any:
+def lease_changes(service: Service, caller: Identity, query: schemas.ChangesQuery) -> results.LeaseChanges:
     """Leases and requests that changed since a version, once some have: the request is held until then."""
 
     def is_due() -> bool:
         return service.watch.has_changed_leases(query.after)
 
     service.watch.read(lambda cluster, now: None)
-    if service.held.hold(flask.g.counted_as, is_due, query.timeout_s):
-        return flask.Response(status=204)  # nobody gets it: this request is carried out again
+    service.held.hold(flask.g.counted_as, is_due, query.timeout_s)
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
@@ -90,20 +89,33 @@ def keep_slurm_jobs(service: Service, caller: Identity, body: schemas.SlurmBody)
 
 @routes.add("GET", "/api/task", Role.READER, failures=(404, 409), tag="leases")
 def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> results.Submission:
-    """Lease or pending request of a task."""
-    if not query.exact:
-        return service.manager.named(
-            query.task_id,
-            pending=query.pending,
-            fencing_token=query.fencing_token,
-            owner=owner_required(caller),
+    """Lease or pending request of a task; with `timeout_s`, once it no longer waits."""
+    if query.timeout_s:
+        lease_id = query.task_id if query.exact else _named(service, caller, query)["task_id"]
+        service.watch.read(lambda cluster, now: None)
+        service.held.hold(
+            flask.g.counted_as,
+            lambda: not service.watch.is_pending(lease_id),
+            query.timeout_s,
+            or_answer=True,
         )
+    if not query.exact:
+        return _named(service, caller, query)
     found = service.manager.status_of(query.task_id)
     if found is None:
         raise ProblemError(
             404, f"task {query.task_id!r} has neither a lease nor a pending request", kind=NO_LEASE
         )
     return found
+
+
+def _named(service: Service, caller: Identity, query: schemas.TaskQuery) -> results.Submission:
+    return service.manager.named(
+        query.task_id,
+        pending=query.pending,
+        fencing_token=query.fencing_token,
+        owner=owner_required(caller),
+    )
 
 
 @routes.add("GET", "/api/queue", Role.READER, tag="queue")
