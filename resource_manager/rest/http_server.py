@@ -33,10 +33,20 @@ MAX_OPEN_FILES = 2**20
 
 MAX_PER_ADDRESS = 128
 
-HEALTH_PATHS = {"/livez": "live", "/readyz": "ready", "/healthz": "ready"}
-"""Path of a check -> the threads that answer it: a look at a silent store keeps nobody from seeing life."""
+APART = {
+    "/livez": "live",
+    "/readyz": "ready",
+    "/healthz": "ready",
+    **dict.fromkeys(("/api/renew", "/api/renew/batch", "/api/release"), "leases"),
+    **dict.fromkeys(("/api/reports", "/api/agent/jobs", "/api/agent/logs"), "agents"),
+}
+"""Path -> the threads that answer it and nothing else.
 
-HEALTH_THREADS = 2
+A look at a silent store keeps nobody from seeing life, and however many read, leases are kept and servers
+are not taken for silent.
+"""
+
+THREADS_APART = {"live": 2, "ready": 2, "leases": 4, "agents": 4}
 
 DRAIN_LOOK_S = 0.01
 
@@ -226,8 +236,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         return self.request_s if is_header_there else self.header_s
 
 
-class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
-    """Dispatcher with threads of their own for checks of health: all others may be at work for long."""
+class ApartDispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
+    """Dispatcher with threads of their own for what must not wait behind all others."""
 
     is_draining = False
     """Whether each answer ends its connection, so that the next request goes to another process."""
@@ -235,30 +245,30 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
     def __init__(self, threads: int, max_waiting: int = MAX_CONNECTIONS) -> None:
         super().__init__()
         self._max_waiting = max_waiting
-        self._health = {name: ThreadedTaskDispatcher() for name in HEALTH_PATHS.values()}
-        for dispatcher in self._health.values():
-            dispatcher.set_thread_count(HEALTH_THREADS)
+        self._apart = {name: ThreadedTaskDispatcher() for name in THREADS_APART}
+        for name, count in THREADS_APART.items():
+            self._apart[name].set_thread_count(count)
         self.set_thread_count(threads)
 
     def add_task(self, task: Any) -> None:
         task.leave_loop()
         path = getattr(task.requests[0], "path", "") if task.requests else ""
-        if path in HEALTH_PATHS:
-            self._health[HEALTH_PATHS[path]].add_task(task)
+        if path in APART:
+            self._apart[APART[path]].add_task(task)
         else:
             super().add_task(task)
 
     def is_full(self) -> bool:
         """Return whether so many requests wait for a thread that no connection should be accepted."""
-        return sum(len(each.queue) for each in (self, *self._health.values())) >= self._max_waiting
+        return sum(len(each.queue) for each in (self, *self._apart.values())) >= self._max_waiting
 
     def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
-        for dispatcher in self._health.values():
+        for dispatcher in self._apart.values():
             dispatcher.set_thread_count(0)
         return bool(super().shutdown(cancel_pending, timeout))
 
 
-def _accepts(listener: Any, dispatcher: HealthApart) -> bool:
+def _accepts(listener: Any, dispatcher: ApartDispatcher) -> bool:
     """Return whether the loop should accept connections of this listener."""
     return TcpWSGIServer.readable(listener) and not dispatcher.is_full()
 
@@ -284,7 +294,7 @@ def bounded_server(
 ) -> Any:
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
     _allow_open_files()
-    dispatcher = HealthApart(threads, max_connections)
+    dispatcher = ApartDispatcher(threads, max_connections)
     server = create_server(
         app,
         _dispatcher=dispatcher,

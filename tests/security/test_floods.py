@@ -23,7 +23,7 @@ from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import use_page
-from resource_manager.rest.http_server import HealthApart
+from resource_manager.rest.http_server import ApartDispatcher
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service as RestService
@@ -394,8 +394,9 @@ def test_estimates_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry["estimated_start"]["detail"] == "not estimated: the queue is too long for it"
 
 
-def test_health_has_threads_of_its_own() -> None:
-    """Calls that hang in all other threads do not take the service away from its orchestrator."""
+@pytest.mark.parametrize("apart", ["/livez", "/api/renew/batch", "/api/reports", "/api/agent/jobs"])
+def test_what_must_not_wait_behind_others_has_threads_of_its_own(apart: str) -> None:
+    """Calls that hang in all other threads take no service from its orchestrator, and no lease its life."""
     ended = threading.Event()
     done: list[str] = []
 
@@ -405,7 +406,7 @@ def test_health_has_threads_of_its_own() -> None:
 
         def service(self) -> None:
             path = self.requests[0].path
-            done.append(path) if path == "/livez" else ended.wait(30)
+            done.append(path) if path == apart else ended.wait(30)
 
         def leave_loop(self) -> None:
             """No loop asks about it."""
@@ -413,11 +414,11 @@ def test_health_has_threads_of_its_own() -> None:
         def cancel(self) -> None:
             """Nothing is to be undone."""
 
-    dispatcher = HealthApart(2)
+    dispatcher = ApartDispatcher(2)
     for path in ("/api/queue", "/readyz", "/healthz"):
         for _ in range(10):
             dispatcher.add_task(Task(path))
-    dispatcher.add_task(Task("/livez"))
-    wait_for(lambda: done == ["/livez"])
+    dispatcher.add_task(Task(apart))
+    wait_for(lambda: done == [apart])
     ended.set()
     dispatcher.shutdown()
