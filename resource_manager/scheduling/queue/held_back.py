@@ -60,6 +60,3 @@ class HeldBack:
                 if hold.mask >> node.index & 1:
                     free = hold.leave(node, free)
         return free
-
-    def __bool__(self) -> bool:
-        return bool(self._holds)
