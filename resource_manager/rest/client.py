@@ -338,8 +338,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         deadline = time.monotonic() + timeout_s
         while True:
             began = time.monotonic()
-            hold_s = min(max(deadline - began, 0.0), MAX_HOLD_S)
-            found = self._status_of(lease_id, timeout_s=hold_s)
+            found = self._status_of(lease_id, timeout_s=min(max(deadline - began, 0.0), MAX_HOLD_S))
             if found is None or found["state"] != "WAITING" or time.monotonic() >= deadline:
                 return found
             time.sleep(max(min(began + WAIT_S, deadline) - time.monotonic(), 0.0))
