@@ -94,9 +94,11 @@ class Commands:
         if fencing_token is None or (result is None and end not in (JobEnd.ENDED, JobEnd.GONE)):
             return []
         lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
-        if lease is not None and result is None and has_stored_job(lease.request.labels):
+        if lease is None or lease.fencing_token != fencing_token:
+            return []
+        if result is None and has_stored_job(lease.request.labels):
             result = NO_END if end is JobEnd.GONE else reported_end(self.store, lease)
-        if lease is None or result is None:
+        if result is None:
             return []
         outcome = outcome or (Outcome.FAILED if end is JobEnd.GONE else "")
         return self.stored_jobs.rows_of_result(lease, result, outcome, reason)

@@ -174,12 +174,16 @@ class GroupCommits:
         self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
-        """Decide each operation on top of those before it, for a while; return them in that order."""
+        """Decide each operation on top of those before it, for a while; return them in that order.
+
+        One that repeats an earlier one's idempotency key is left for the next group, which finds it stored.
+        """
         now, ends_at = self._time_checked(cluster), time.monotonic() + MAX_DECISION_S
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
             return decided
+        decided = _without_repeats(decided)
         with cluster.trial():
             for count, operation in enumerate(decided, 1):
                 operation.decide(cluster, now)
@@ -233,6 +237,17 @@ class GroupCommits:
                 lock.release()
             except errors.ResourceManagerError as error:  # harmless: the commit is decided
                 logger.warning("the lock could not be released and will expire: %s", error)
+
+
+def _without_repeats(group: Sequence[Operation[Any]]) -> list[Operation[Any]]:
+    """Return the operations without those that have the idempotency key of an earlier one."""
+    first: dict[tuple[str, str], Operation[Any]] = {}
+    return [
+        operation
+        for operation in group
+        if (once := operation.once) is None
+        or first.setdefault((once.key.caller, once.key.key), operation) is operation
+    ]
 
 
 def _log(cluster: ClusterState, due: Sequence[Change]) -> None:

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resource_manager.core.changes import Cancelled, Change, Expired, MembersReleased, Queued, Released
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    MembersReleased,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import has_stored_job
+from resource_manager.core.models import Lease, has_stored_job
 from resource_manager.storage.jobs import ENDED_S, JobRow, job_name
 
 
 def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:
-    """Return for how long the jobs of leases and requests that these changes end are kept."""
+    """Return for how long the jobs of leases and requests that these changes end are kept.
+
+    The end of a gang's remainder is none where its id waits or has a lease again, which has another job.
+    """
     ended: dict[str, None] = {}
+    granted: dict[str, Lease] = {}
     for change in changes:
         if isinstance(change, Queued):  # it waits again
             ended.pop(change.request.lease_id, None)
-        elif isinstance(change, Released | Expired | Cancelled | MembersReleased):
-            entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
-            if entry is not None and has_stored_job(entry.request.labels):
+        elif isinstance(change, Granted):
+            granted[change.lease.lease_id] = change.lease
+            ended.pop(change.lease.lease_id, None)
+        elif isinstance(change, Cancelled):
+            pending = cluster.pending.get(change.lease_id)
+            if pending is not None and has_stored_job(pending.request.labels):
+                ended[change.lease_id] = None
+        elif isinstance(change, Released | Expired | MembersReleased):
+            lease = granted.get(change.lease_id) or cluster.leases.get(change.lease_id)
+            if lease is None and change.lease_id not in cluster.pending:
+                lease = cluster.holding(change.lease_id, change.fencing_token)
+            is_its_own = lease is not None and lease.fencing_token == change.fencing_token
+            if lease is not None and is_its_own and has_stored_job(lease.request.labels):
                 ended[change.lease_id] = None
     return [JobRow(job_name(lease_id), "", "", ENDED_S) for lease_id in ended]

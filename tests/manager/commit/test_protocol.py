@@ -33,6 +33,7 @@ from resource_manager.errors import (
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, group_commits
 from resource_manager.manager.commit.asking import Step
+from resource_manager.manager.commit.group import Repeatable
 from resource_manager.manager.commit.group_commits import TRIES_WITHOUT_LOCK
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.commit.replica import Replica
@@ -41,6 +42,7 @@ from resource_manager.manager.refusal_wording import lock_busy
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
+from resource_manager.storage.once import Once
 from tests.eventually import wait_for
 
 GPUS = 8
@@ -603,6 +605,17 @@ class TestThreadsOfOneProcess:
         assert str(error) == str(lock_busy(0.05))
         assert grant(state, "c") == {"a", "c"}
 
+    def test_a_request_that_comes_twice_at_once_is_carried_out_once(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        with Meanwhile(state, store) as meanwhile:
+            for task_id in "bcd":  # the same request, whose client asked again, between two others
+                meanwhile.comes(task_id, once=Once("ada", "key", "f"))
+                meanwhile.comes(f"other {task_id}", once=Once("bob", f"key {task_id}", "f"))
+        assert meanwhile.errors == {}
+        assert meanwhile.granted == {"a", "b", "other b", "other c", "other d"}
+        assert meanwhile.leases["c"] >= {"a", "b"}
+
     def test_the_others_continue_when_the_leader_is_stopped(
         self, state: Transactions, store: WatchedStore
     ) -> None:
@@ -730,8 +743,8 @@ class Meanwhile:
         self._store.lock = lock  # type: ignore[method-assign]
         return asked
 
-    def comes(self, task_id: str, gpus: int = 1) -> None:
-        self._start(task_id, granting(self._state, task_id, gpus))
+    def comes(self, task_id: str, gpus: int = 1, once: Once | None = None) -> None:
+        self._start(task_id, granting(self._state, task_id, gpus), once=once)
 
     def raises(self, task_id: str, error: Exception) -> None:
         def step(cluster: ClusterState, now: float) -> list[Change]:
@@ -755,10 +768,23 @@ class Meanwhile:
             thread.join(10)
             assert not thread.is_alive()
 
-    def _start(self, task_id: str, step: Step, *, waits: bool = True, exclusive: bool = False) -> None:
+    def _start(
+        self,
+        task_id: str,
+        step: Step,
+        *,
+        waits: bool = True,
+        exclusive: bool = False,
+        once: Once | None = None,
+    ) -> None:
+        def holders_again(cluster: ClusterState, now: float, reference: object) -> set[str]:
+            return holders(cluster, now)
+
+        repeatable = None if once is None else Repeatable(once, lambda *_: None, holders_again)
+
         def call() -> None:
             try:
-                self.leases[task_id] = self._state.run(step, holders, exclusive=exclusive)
+                self.leases[task_id] = self._state.run(step, holders, exclusive=exclusive, once=repeatable)
             except KeyboardInterrupt:
                 self.errors[task_id] = RuntimeError("stopped")
             except Exception as error:
