@@ -85,6 +85,15 @@ def reason_before(drained: Drained) -> str:
     return "" if drained.reason.startswith(UNSEARCHED) else drained.reason.partition(_SEPARATOR)[0]
 
 
+def closed_without_restore(drained: Iterable[Drained]) -> Iterator[Drained]:
+    """Yield what stays closed where nothing will be restored, with the reason from before."""
+    for each in drained:
+        if not awaits_restore(each) and each.node != _ANY_OTHER:
+            yield each
+        elif is_unsearched(each) and (before := reason_before(each)):
+            yield replace(each, reason=before)
+
+
 def searched(
     drained: Drained, unknown: Collection[str], now: float, *, is_complete: bool
 ) -> Iterator[Drained | Resumed]:

@@ -14,7 +14,14 @@ from resource_manager.core.identifiers import check_text
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import misconfigured
-from resource_manager.core.search import OUTDATED, is_searchable, outdated, searched, without_lease
+from resource_manager.core.search import (
+    OUTDATED,
+    closed_without_restore,
+    is_searchable,
+    outdated,
+    searched,
+    without_lease,
+)
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
@@ -275,9 +282,9 @@ class Administration:
         return done
 
     def reset(self, *, once: Once | None = None) -> None:
-        """Drop all leases and the queue, keep the cluster; raises `LockTimeoutError`.
+        """Drop all leases and the queue, keep the cluster and what is closed; raises `LockTimeoutError`.
 
-        Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
+        What waits for a restore opens. Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
         """
         self._commits.replace(self._emptied(), once)
         logger.warning("all resources were reset")
@@ -317,11 +324,17 @@ class Administration:
             known = self._commits.read(lambda cluster, now: cluster.snapshot())
         except (CorruptStateError, StateLostError):
             known = self._stated.snapshot()
-        empty = ClusterState(node for node in known.nodes if node.name not in known.retired).snapshot()
+        nodes = [node for node in known.nodes if node.name not in known.retired]
+        names = {node.name for node in nodes}
         return replace(
-            empty,
+            ClusterState(nodes).snapshot(),
             settings=known.settings,
             teams=known.teams,
             windows=known.windows,
             adoptions=known.adoptions,
+            drained=tuple(closed_without_restore(known.drained)),
+            closed_gpus=known.closed_gpus,
+            opened_gpus=tuple(each for each in known.opened_gpus if each.node in names),
+            watched=tuple(name for name in known.watched if name in names),
+            silent=tuple(lost for lost in known.silent if lost.node in names),
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from resource_manager.core.changes import Drained
 from resource_manager.core.search import (
     NEWCOMERS_S,
     awaits_restore,
+    closed_without_restore,
     is_unsearched,
     newcomer,
     outdated,
@@ -59,3 +62,14 @@ def test_a_server_is_new_to_a_restored_state_for_thirty_days_unless_it_left_it()
     assert newcomer("left", 9.0, absent) is None, "it comes back as it left"
     assert newcomer("a", 5.0 + NEWCOMERS_S + 1.0, absent) is None
     assert newcomer("a", 9.0, {}) is None
+
+
+def test_where_nothing_will_be_restored_servers_are_as_they_were_before() -> None:
+    fans = Drained("a", 1.0, "fans", failed=True, by="ada")
+    waiting = [
+        unsearched("b", 5.0, None, "one"),
+        outdated("c", 5.0, "2026-12-01T12:00:00Z"),
+        unsearched("d", 5.0, replace(fans, node="d"), "one"),
+        restored(5.0, "one"),
+    ]
+    assert list(closed_without_restore([fans, *waiting])) == [fans, replace(fans, node="d", at=5.0)]

@@ -392,10 +392,17 @@ def test_who_asks_may_end_what_is_theirs(service: LeaseService) -> None:
 
 def test_a_reset_leaves_the_cluster(service: LeaseService) -> None:
     service.submit("t", 2)
+    service.drain("gpu-server-0", reason="broken fan", failed=True)
+    service.drain("gpu-server-1", 2, reason="ecc")
+    before = service.servers()
     service.reset()
     assert service.expire_and_schedule() == []
     assert service.leases() == []
-    assert len(service.servers()) == 2
+    closed = [(server["drained"], server["drain_reason"], server["gpus_closed"]) for server in before]
+    assert [len(gpus) for _, _, gpus in closed] == [0, 1]
+    assert closed == [
+        (server["drained"], server["drain_reason"], server["gpus_closed"]) for server in service.servers()
+    ]
 
 
 def test_the_originals_names_answer_as_the_original_says(service: OriginalNames) -> None:
