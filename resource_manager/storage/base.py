@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -41,6 +41,9 @@ class Store(Protocol):
     Every method may raise `StoreUnavailableError`; those that read state may raise `CorruptStateError`,
     and `StateLostError` when the stored state is older than one read from it before, or was and went on.
     """
+
+    is_lasting: ClassVar[bool]
+    """Whether the state outlives its processes, and jobs on servers may be those of an earlier one."""
 
     def now(self) -> float:
         """Return the seconds since the epoch on the store's clock, which all its users share."""

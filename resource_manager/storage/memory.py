@@ -42,6 +42,8 @@ class MemoryStore:
     `clock` returns seconds; a simulation or a test passes its own.
     """
 
+    is_lasting = False
+
     def __init__(self, *, clock: Callable[[], float] | None = None, history_limit: int = 10_000) -> None:
         self._clock = clock or steady_clock()
         self._history_limit = history_limit

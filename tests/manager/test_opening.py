@@ -20,7 +20,7 @@ from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.scheduling.placement import policies
 from resource_manager.storage import open_store
 from resource_manager.storage.base import Store
-from tests.builders import nodes
+from tests.builders import granted_lease, nodes
 from tests.redis_server import RedisServer
 
 FILES = {
@@ -188,3 +188,17 @@ def test_a_process_without_the_policy_renews_and_releases_and_grants_nothing(
 def test_a_process_may_not_open_with_what_is_not_installed() -> None:
     with pytest.raises(ResourceManagerError, match="unknown policy 'magic'"):
         GPUResourceManager.from_url("memory://", policy="magic")
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_state_that_begins_anew_issues_no_fencing_token_of_one_that_was_lost(
+    is_applied: bool, tmp_path: Path
+) -> None:
+    tokens: list[int] = []
+    for name in ("lost", "new"):
+        inventory = None if is_applied else nodes("a")
+        with GPUResourceManager.from_url(f"sqlite:///{tmp_path / name}", inventory=inventory) as manager:
+            if is_applied:
+                manager.apply(ClusterForm.model_validate({"servers": [{"name": "a", "gpus": 8, "cpus": 64}]}))
+            tokens.append(granted_lease(manager.submit("job", 2))["fencing_token"])
+    assert tokens[0] < tokens[1]

@@ -155,14 +155,20 @@ def test_an_owner_learns_that_its_lease_is_not_in_an_older_state(place: Place, o
         assert later["state"] == "RUNNING"
         bring_back()
         go_on(place, others)
-        with pytest.raises(LeaseNotFoundError, match="no live lease of task 'later' with fencing token 2"):
+        no_lease = f"no live lease of task 'later' with fencing token {later['fencing_token']}"
+        with pytest.raises(LeaseNotFoundError, match=no_lease):
             manager.renew("later", fencing_token=later["fencing_token"])
-        assert manager.renew_all([{"task_id": "later", "fencing_token": 2, "checkpoint_at": None}]) == [False]
+        renewal: Renewal = {
+            "task_id": "later",
+            "fencing_token": later["fencing_token"],
+            "checkpoint_at": None,
+        }
+        assert manager.renew_all([renewal]) == [False]
         for token in (first["fencing_token"], None):
             with pytest.raises(StateLostError):
                 manager.renew("first", fencing_token=token)
         of_one_triggerer: list[Renewal] = [
-            {"task_id": "later", "fencing_token": later["fencing_token"], "checkpoint_at": None},
+            renewal,
             {"task_id": "first", "fencing_token": first["fencing_token"], "checkpoint_at": None},
         ]
         assert manager.renew_all(of_one_triggerer) == [False, True], "whoever asks with it"

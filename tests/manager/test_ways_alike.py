@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.storage import open_store
+from tests.manager import test_service_contract
 from tests.manager.test_service_contract import awaited, on_store, over_http
 
 IDS = ["a", "b", "dag/run/t", "dag/run/t/0", "x y", "é", "a/b", "a?b#c", "%41", "..", "0", "n" * 300]
@@ -106,11 +109,14 @@ def calls(rng: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_random_walk_is_answered_alike_on_every_way(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    with closing(open_store(url)) as empty:  # its fencing tokens begin with 1, too
+        empty.initialise(ClusterState(test_service_contract.SERVERS).snapshot())
     with ExitStack() as stack:
         store = stack.enter_context(on_store("memory://"))
         others = [
             stack.enter_context(over_http("memory://", tmp_path)),
-            stack.enter_context(awaited(f"sqlite:///{tmp_path / 'state.db'}")),
+            stack.enter_context(awaited(url)),
         ]
         for step in range(60):
             call = calls(rng)

@@ -251,7 +251,7 @@ class Transactions:
             self._replica.refresh()
             if self._replica.is_stored:
                 return False
-            done = self.store.initialise(replace(first, settings=settings))
+            done = self._replica.initialise(replace(first, settings=settings))
             self._replica.drop()
             return done
 

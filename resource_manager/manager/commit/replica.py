@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import StaleStateError
 from resource_manager.storage import Store
 from resource_manager.storage.outage import SharedReading
@@ -39,8 +40,19 @@ class Replica:
         Raises `StaleStateError` then: what was decided before must be decided again on the stored state.
         """
         if not self.is_stored:
-            self._store.initialise(ClusterState().snapshot())
+            self.initialise(ClusterState().snapshot())
             raise StaleStateError(0, None, "the store was empty; retry")
+
+    def initialise(self, snapshot: Snapshot) -> bool:
+        """Write that state to an empty store; return False if it is not empty.
+
+        An earlier state may be lost, and with it the fencing tokens by which servers know its jobs: those of
+        the new one are above all of them.
+        """
+        if self._store.is_lasting:
+            token = max(snapshot.last_fencing_token, round(1000 * self._store.now()))
+            snapshot = replace(snapshot, last_fencing_token=token)
+        return self._store.initialise(snapshot)
 
     def as_of(self, asked_at: float, max_age_s: float = 0.0) -> ClusterState:
         """Return the state as of now, or of at most `max_age_s` ago, for a reader that asked at that time."""

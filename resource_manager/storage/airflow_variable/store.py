@@ -56,6 +56,8 @@ class VariableStore:
     is a `StateLostError` and not an empty store.
     """
 
+    is_lasting = True
+
     def __init__(
         self,
         access: VariableAccess,

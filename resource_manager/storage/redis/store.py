@@ -65,6 +65,8 @@ class RedisStore:
     lease, or learnt that it is gone.
     """
 
+    is_lasting = True
+
     def __init__(
         self,
         client: RedisClient,

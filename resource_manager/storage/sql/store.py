@@ -60,6 +60,8 @@ class SqlStore:
     the recovery window, it refuses commits that grant or expire.
     """
 
+    is_lasting = True
+
     def __init__(
         self, database: Database, *, history_length: int = 100_000, snapshot_every: int = SNAPSHOT_EVERY
     ) -> None:
