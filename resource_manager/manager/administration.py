@@ -284,7 +284,8 @@ class Administration:
     def reset(self, *, once: Once | None = None) -> None:
         """Drop all leases and the queue, keep the cluster and what is closed; raises `LockTimeoutError`.
 
-        What waits for a restore opens. Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
+        What waits for a restore opens. Dangerous while jobs run. Fencing tokens keep growing, so an old
+        holder cannot pass as a new one.
         """
         self._commits.replace(self._emptied(), once)
         logger.warning("all resources were reset")

@@ -124,17 +124,19 @@ def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryS
     assert manager.result_of("t", token) is None
 
 
-def test_what_is_left_of_a_gang_ends_neither_job_nor_result_of_a_newer_lease_of_its_id(
-    store: MemoryStore, clock: Clock
+@pytest.mark.parametrize(("server", "state"), [("a", "RUNNING"), ("b", "WAITING")])
+def test_what_is_left_of_a_gang_ends_neither_job_nor_result_of_what_has_its_id_by_then(
+    store: MemoryStore, clock: Clock, server: str, state: str
 ) -> None:
     nodes = [replace(NODES[0], name=name, server_id=i, address=f"10.0.0.{i}") for i, name in enumerate("ab")]
     manager = GPUResourceManager(Settings(store="memory://"), store=store, inventory=nodes)
     gang = granted_lease(manager.submit("t", 2, nodes=2, job=JOB))["fencing_token"]
     manager.place_job("t", [JobPlace("agent", machine=name) for name in "ab"], fencing_token=gang)
     manager.release_members("t", [0], fencing_token=gang, job_end="gone", reason="a died")
-    lease = granted_lease(manager.submit("t", 2, job=JOB))["fencing_token"]
-    manager.release("t", fencing_token=gang, outcome="FAILED", job_end="ended", result=ENDED)
-    assert manager.result_of("t", lease) is None
+    assert manager.submit("t", 8, server=server, quarantine=True, job=JOB)["state"] == state
+    assert manager.release("t", fencing_token=gang, outcome="FAILED", job_end="ended", result=ENDED)
+    assert [lease["fencing_token"] for lease in manager.leases()] == [gang + 1]
+    assert manager.result_of("t", gang + 1) is None
     clock.now += 2 * ENDED_S
     assert manager.stored_jobs.job("t") == JOB
 
