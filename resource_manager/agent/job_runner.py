@@ -109,7 +109,17 @@ class AgentJobs:
             if newest < self._newest:
                 return  # an old answer that comes again
             self._newest = newest
-            self._items = {item["key"]: item for item in answer["jobs"]}
+            self._items = {item["key"]: item for item in answer["jobs"] if self.is_here(item)}
+
+    def is_here(self, wanted: Mapping[str, Any]) -> bool:
+        """Return whether the job of an item, or of a question, is placed here, or nowhere yet.
+
+        Nothing is known here of one that was placed in another folder or on another machine of this name.
+        """
+        place = wanted.get("place")
+        return place is None or all(
+            self._place[name] == place[name] for name in ("machine", "folder", "mark")
+        )
 
     def report(self) -> dict[str, Any]:
         """Return where the jobs are, and their states, for a report."""

@@ -28,7 +28,10 @@ LAST_PAUSE_S = 30.0
 
 
 class JobPoll:
-    """Thread that asks for the jobs of this server, has them made so, and sends output that was asked for."""
+    """Thread that asks for the jobs of this server, has them made so, and sends output that was asked for.
+
+    It begins at the first `ask_again`: what is offered goes by the place that was reported.
+    """
 
     def __init__(
         self,
@@ -59,11 +62,12 @@ class JobPoll:
         self._again.set()
 
     def ask_again(self) -> None:
-        """End a pause after a failure: a service answers again."""
+        """End the time before the first question, or a pause after a failure: a service took a report."""
         self._again.set()
 
     def _run(self) -> None:
         pause_s = self._first_pause_s
+        self._again.wait()
         while True:
             self._again.clear()  # before the question: a wake while it fails ends the pause after it
             if self._stop.is_set():
@@ -96,7 +100,7 @@ class JobPoll:
         self._repeats = self._repeats + 1 if known in self._recent else 0
         self._recent.append(known)
         self._jobs.take(answer)
-        wanted = {asked["n"]: asked for asked in answer["output"]}
+        wanted = {asked["n"]: asked for asked in answer["output"] if self._jobs.is_here(asked)}
         self._sent &= wanted.keys()
         for number in wanted.keys() - self._sent:
             self._send_output(wanted[number])

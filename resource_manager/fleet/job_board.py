@@ -53,6 +53,7 @@ STOPPED_S = 30.0
 class JobsAnswer(TypedDict):
     """What should be on a server: jobs, each with what is `want`ed, and output that somebody asked for.
 
+    Each of them has the `place` of its job, if that was placed: another agent may ask than reported last.
     `known` stands for all of it; `incarnation` and `version` are of the state from which it follows.
     """
 
@@ -61,7 +62,7 @@ class JobsAnswer(TypedDict):
     version: int
     known: str
     jobs: list[dict[str, Any]]
-    output: list[Question]
+    output: list[dict[str, Any]]
 
 
 class JobBoard:
@@ -96,8 +97,6 @@ class JobBoard:
         )
         items = []
         for key, lease, rank in wanted:
-            if not _is_at(state["place"], lease, rank):
-                continue  # nothing is known there of a job that may have been started
             token, order = lease["fencing_token"], orders.get(key)
             if isinstance(order, CorruptStateError):  # it may have been to end the job
                 logger.error("nothing is told of the job of %s: %s", lease["name"], order)
@@ -112,14 +111,16 @@ class JobBoard:
                 order = {**order, "keep": True, "bury": True}
             for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
                 if item is not None:
-                    items.append({"n": "", **item, "key": key, "token": token, "user": seen.user})
+                    there = {"token": token, "user": seen.user, **_place_of(lease, rank)}
+                    items.append({"n": "", **item, "key": key, **there})
                     break
         live = {*keys}
         for key, run in state["runs"].items():
             if key not in live and not run["ended"]:
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
-        output = self._questions(server)
+        places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
+        output = [{**each, **places.get(each["key"], {})} for each in self._questions(server)]
         tokens = [lease["fencing_token"] for lease in seen.unplaced]
         known = hashlib.sha256(json.dumps([items, output, tokens]).encode()).hexdigest()[:16]
         answer: JobsAnswer = {
@@ -309,12 +310,12 @@ class JobBoard:
         )
 
 
-def _is_at(place: Mapping[str, str] | None, lease: Allocation, rank: int) -> bool:
-    """Return whether a member's job was not placed yet, or is where the agent of its server has its jobs."""
+def _place_of(lease: Allocation, rank: int) -> dict[str, Any]:
+    """Return where a member's job is, and may run, as an agent knows its own place; empty before that."""
     for member, stored in zip(lease["members"], lease["job_places"], strict=False):
-        if member["rank"] == rank and place is not None:
-            return all(stored[name] == place[name] for name in ("machine", "folder", "mark"))
-    return True
+        if member["rank"] == rank:
+            return {"place": {name: stored[name] for name in ("machine", "folder", "mark")}}
+    return {}
 
 
 def _is_left(lease: Allocation) -> bool:

@@ -24,12 +24,17 @@ class FailingService(ReportSender):
     def __init__(self) -> None:
         super().__init__("http://localhost:1")
         self.count = 0
+        self.is_told = False
+        """Whether it has taken a report."""
+        self.was_told: list[bool] = []
+        """Whether it had at each question."""
         self.waits: list[float] = []
         self.fails = threading.Semaphore(0)
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0
     ) -> Mapping[str, Any]:
+        self.was_told.append(self.is_told)
         self.count += 1
         self.waits.append(float(parse_qs(urlsplit(path).query)["wait"][0]))
         self.fails.acquire(timeout=10)
@@ -50,11 +55,19 @@ def clock() -> Clock:
 def poll(service: FailingService, tmp_path: Path, clock: Clock) -> Iterator[JobPoll]:
     jobs = AgentJobs("here", str(tmp_path), changed=lambda: None, say=print)
     poll = JobPoll("here", service, jobs, print, clock=clock, first_pause_s=600.0)
+    service.is_told = True
+    poll.ask_again()
     yield poll
     poll.close()
     service.fails.release()
     poll._thread.join(10)
     jobs.close()
+
+
+def test_nothing_is_asked_before_a_report_was_taken(service: FailingService, poll: JobPoll) -> None:
+    """It would be judged by where the agent before had its jobs: one would be placed there for good."""
+    wait_for(lambda: service.count == 1)
+    assert service.was_told == [True]
 
 
 def test_a_service_that_answers_again_is_asked_at_once(service: FailingService, poll: JobPoll) -> None:
@@ -143,3 +156,35 @@ def test_output_that_was_refused_is_brought_again(service: FullService, poll: Jo
     poll.ask_again()
     wait_for(lambda: len(service.brought) == 2)
     assert sorted(service.brought) == ["1", "2"]
+
+
+class AskingService(FailingService):
+    """Service that asks for the output of a job in another folder, and of one whose lease is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brought: list[str] = []
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0
+    ) -> Mapping[str, Any]:
+        if body is not None:
+            self.brought.append(body["n"])
+            return {}
+        if "known=k" in path:
+            return super().ask(method, path, body, timeout_s)
+        elsewhere = {"machine": "another", "folder": "/jobs", "mark": "m"}
+        output = [
+            {"key": "j-1-1", "offset": 0, "n": "1", "place": elsewhere},
+            {"key": "j-2-2", "offset": 0, "n": "2"},
+        ]
+        return {"server": "here", "incarnation": "", "version": 1, "known": "k", "jobs": [], "output": output}
+
+
+@pytest.mark.parametrize("service", [AskingService()])
+def test_nothing_is_said_of_the_output_of_a_job_in_another_folder(
+    service: AskingService, poll: JobPoll
+) -> None:
+    """It would say that the job is absent, which may run there."""
+    wait_for(lambda: service.count == 1)
+    assert service.brought == ["2"]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from resource_manager import GPUResourceManager
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.fleet.server_use import use_of
-from resource_manager.jobs.directories import starting
+from resource_manager.jobs.directories import ending, starting
 from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.launchers.walls import CHECK, program_of
 from tests.agent.reporting import as_text, gpu, report
@@ -31,10 +31,12 @@ class World:
     """One server with its agent, and the service; every call between them is made by hand."""
 
     def __init__(self, folder: Path, confine: str) -> None:
-        self._root = str(folder / "jobs")
+        self.root = str(folder / "jobs")
         user = pwd.getpwuid(os.geteuid()).pw_name
         node = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user=user, confine=confine)
-        self.manager = GPUResourceManager.from_url("memory://", inventory=[node])
+        self.manager = GPUResourceManager(
+            Settings(store="memory://"), inventory=[node], cluster={"min_gpus": 0, "max_gpus": 1}
+        )
         self._uptime_s = 0.0
         self._last_answer: Any = None
         self.start_agent()
@@ -42,7 +44,7 @@ class World:
 
     def start_agent(self) -> None:
         self._known = ""
-        self.agent = AgentJobs("gpu-a", self._root, changed=lambda: None, say=print)
+        self.agent = AgentJobs("gpu-a", self.root, changed=lambda: None, say=print)
 
     def start_service(self) -> None:
         self.receiver = ReportReceiver(self.manager)
@@ -137,6 +139,33 @@ def test_a_job_runs_once_and_frees_its_gpus_whatever_breaks(
     assert (found["exit_code"], found["last_line"]) == (4, "last")
     assert count.read_text() == "x\n", "it began once"
     assert world.agent.output(key, 0)["text"] == "last\n"
+
+
+def test_a_job_of_one_folder_is_not_begun_in_another_that_its_agent_has_now(
+    world: World, tmp_path: Path
+) -> None:
+    """An agent that was started elsewhere asks before it reports where, and finds no trace of the job."""
+    count = tmp_path / "count"
+
+    def submit(task: str, script: str) -> str:
+        job = {"command": ["/bin/sh", "-c", script]}
+        return job_key(task, granted_lease(world.manager.submit(task, 0, 1, job=job))["fencing_token"])
+
+    world.report()
+    key = submit("t", f"echo x >> {count}; sleep 600")
+    world.report()
+    world.poll()
+    wait_for(count.exists)
+    before = world.root
+    world.root = str(tmp_path / "another")
+    world.kill_agent()
+    other = submit("u", "true")
+    world.manager.order_job("gpu-a", other, {"want": "stop"})
+    world.poll()
+    wait_for(lambda: world.state(other) == "absent")
+    assert world.state(key) == "None", "nothing is done to it there"
+    assert count.read_text() == "x\n", "it began once"
+    ending.stop(before, key, 0.0)
 
 
 @pytest.mark.parametrize("world", ["try"], indirect=True)

@@ -108,7 +108,8 @@ def serve(number: int, folder: Path, url: str) -> None:
     jobs = AgentJobs(name, str(folder / "jobs"), changed=lambda: woken.set(), say=_say)
     woken = threading.Event()
     sender = CutSender(url, token, folder)
-    JobPoll(name, CutSender(url, token, folder), jobs, _say)
+    poll = JobPoll(name, CutSender(url, token, folder), jobs, _say)
+    poll.ask_again()
     probe = DayProbe(number, folder, jobs)
 
     def sleep(seconds: float) -> bool:
