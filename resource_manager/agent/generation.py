@@ -36,6 +36,11 @@ class KnownGeneration:
         """The mark as a service told it; None if there is none."""
         return self._told or None
 
+    @property
+    def newest(self) -> tuple[str, int]:
+        """Incarnation and version of that state; an empty one and 0 if there is none."""
+        return _key(self._told)
+
     def take(self, mark: object) -> bool:
         """Remember what a service told if it is newer; return False if it is of an earlier incarnation."""
         if not isinstance(mark, str) or not 0 < len(mark) <= MAX_TEXT:

@@ -59,9 +59,10 @@ def run_job_agent(
             )
     _hide()
     woken = threading.Event()
+    generation = KnownGeneration(state_folder() / f"agent-{server}.mark")
     try:
         root = os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)
-        jobs = AgentJobs(server, root, changed=woken.set, say=say)
+        jobs = AgentJobs(server, root, changed=woken.set, say=say, newest=generation.newest)
     except (OtherAgentError, OSError) as error:
         raise InvalidRequestError("{run_jobs}: {}", error, field="run_jobs") from error
     poll = JobPoll(server, ReportSender(urls, token), jobs, say)
@@ -82,7 +83,7 @@ def run_job_agent(
             interval_s,
             sleep=sleep,
             say=say,
-            generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
+            generation=generation,
             jobs=jobs.report,
         )
     finally:

@@ -51,6 +51,7 @@ class AgentJobs:
     """Jobs under `root` of the user of this process; `changed` is called when their states are other ones.
 
     Of the output of one that runs about the newest `kept_bytes` are kept. `at_once` are started at once.
+    `newest` is the incarnation and version of the newest state that an agent before knew.
 
     Thread-safe. Raises `OtherAgentError` if another agent runs here.
     """
@@ -65,6 +66,7 @@ class AgentJobs:
         kept_bytes: int = long_logs.KEPT_BYTES,
         at_once: int = AT_ONCE,
         cut_every_s: float = CUT_EVERY_S,
+        newest: tuple[str, int] = ("", 0),
     ) -> None:
         self._server, self._kept_bytes, self._cut_every_s = server, kept_bytes, cut_every_s
         self._root = os.path.abspath(os.path.expanduser(root))
@@ -74,7 +76,7 @@ class AgentJobs:
         self._acts: dict[str, Future[None]] = {}
         self._done: dict[str, dict[str, Any]] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._newest: tuple[str, int] = ("", -1)
+        self._newest = newest
         self._pruned_at = self._cut_at = time.monotonic()
         self._uncuttable: set[str] = set()
         self._marked = job_states.marked_in(self._root)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import NO_END, end_of, jobs_on
+from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, jobs_on
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
@@ -66,10 +66,13 @@ class JobsAnswer(TypedDict):
 
 
 class JobBoard:
-    """Jobs of all servers of a manager's store whose agents run jobs; thread-safe."""
+    """Jobs of all servers of a manager's store whose agents run jobs; thread-safe.
 
-    def __init__(self, manager: GPUResourceManager) -> None:
-        self._manager = manager
+    While the state `is_behind` what somebody knows, no job is begun, and none is ended that it lacks.
+    """
+
+    def __init__(self, manager: GPUResourceManager, is_behind: Callable[[], bool]) -> None:
+        self._manager, self._is_behind = manager, is_behind
         self.doorbell = Doorbell(manager)
 
     # ---- what should be ----
@@ -89,6 +92,7 @@ class JobBoard:
         """Return what should be on a server, and the leases there whose stored jobs wait for their places."""
         seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
         state = self._manager.agent_state(server)
+        is_behind = self._is_behind()
         wanted = seen.jobs
         keys = [key for key, _, _ in wanted]
         orders = self._manager.stored_jobs.orders(keys)
@@ -110,13 +114,13 @@ class JobBoard:
                 # Nobody else has its output, and one that is over before it began must not begin later.
                 order = {**order, "keep": True, "bury": True}
             for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
-                if item is not None:
+                if item is not None and not (is_behind and item["want"] in STARTS):
                     there = {"token": token, "user": seen.user, **_place_of(lease, rank)}
                     items.append({"n": "", **item, "key": key, **there})
                     break
         live = {*keys}
         for key, run in state["runs"].items():
-            if key not in live and not run["ended"]:
+            if key not in live and not run["ended"] and not is_behind:
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}

@@ -95,7 +95,7 @@ class ReportReceiver:
         self._received: dict[str, LastReport] = {}
         """The last report of each server that this process has received."""
         self.marks = StateMarks(manager)
-        self.board = JobBoard(manager)
+        self.board = JobBoard(manager, lambda: self.marks.is_behind)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report) -> ReportAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import pytest
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
 from resource_manager.agent.sending import OLDER, run_agent
+from resource_manager.core.models import RUNS_JOBS
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.jobs.launchers import job_key
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage import open_store
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
+from tests.builders import granted_lease
+from tests.fleet.test_job_board import run
 from tests.fleet.test_receiving import Service
 from tests.sql_servers import SqliteFiles
 
@@ -89,6 +94,29 @@ def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.MISCONFIGURED
     assert "store restore" in refused.detail
+
+
+def test_a_service_on_an_older_state_has_no_job_ended_that_it_lacks_and_none_begun(tmp_path: Path) -> None:
+    """What it lacks was granted since, and what it has not seen begin may have had its GPUs taken since."""
+    node = replace(server(), labels=RUNS_JOBS, job_user="train")
+    job = {"command": ["true"]}
+    with closing(open_store(f"sqlite:///{tmp_path}/state.db")) as store:
+        service = Service(node, store=store)
+        told = {"place": {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}}
+        service.report(gpu(0), gpu(1), **told)
+        lease = granted_lease(service.manager.submit("known", 1, job=job))
+        gone, known = run(job_key("lost", 90)), job_key("known", lease["fencing_token"])
+        service.report(gpu(0), gpu(1), **told, runs=[gone])
+        board = service.receiver.board
+        assert {item["key"]: item["want"] for item in board.jobs("gpu-a")["jobs"]} == {
+            gone["key"]: "stop",
+            known: "run",
+        }
+        newer = str(Mark("f" * 24, 7, 1.0))
+        service.report(gpu(0), gpu(1), **told, runs=[gone], generation=newer)
+        assert board.jobs("gpu-a")["jobs"] == []
+        service.manager.order_job("gpu-a", known, {"want": "stop"})
+        assert [item["want"] for item in board.jobs("gpu-a")["jobs"]] == ["stop"], "what its owner orders"
 
 
 def test_a_service_tells_agents_the_mark_of_a_while_ago(service: Service) -> None:

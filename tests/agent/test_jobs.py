@@ -122,6 +122,15 @@ def test_an_old_answer_and_one_for_another_server_are_not_followed(service: Serv
     service.wait(key, state="absent")
 
 
+def test_a_restarted_agent_follows_no_answer_older_than_what_the_one_before_knew(opened: Open) -> None:
+    """As of a store that was set back to a dump, and lacks the lease of its job."""
+    service, key, later = Service(opened(newest=("2", 9))), job_key("t", 7), job_key("u", 8)
+    service.say(service.run(key, "true"), version=8)
+    service.say(service.run(later, "true"), version=9)
+    service.wait(later, state="finished")
+    assert service.state(key) == {}
+
+
 def test_ended_stays_ended(service: Service) -> None:
     key = job_key("t", 7)
     service.say({"key": key, "want": "stop", "n": "", "grace_s": 0})
