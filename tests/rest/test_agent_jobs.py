@@ -21,7 +21,7 @@ from resource_manager import GPUResourceManager, __version__
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.job_board import JobBoard, JobsAnswer
 from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers import JobState, LauncherError, LauncherUnreachableError, job_key
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.agent_jobs import note_opened
@@ -365,3 +365,20 @@ def test_the_job_of_another_is_unknown_and_never_taken_for_gone(
         launcher.status(key)
     assert launcher.running() == [key], "a search for jobs must not take the server for empty"
     assert launcher.status(job_key("t", token + 1)).state is JobState.ABSENT
+
+
+@pytest.mark.parametrize("machine", ["", "gpu-a/1"])
+def test_an_agent_that_runs_no_jobs_now_leaves_it_unknown_whether_a_placed_one_runs(machine: str) -> None:
+    """As one that was started without --run-jobs by mistake: the job that another began goes on."""
+
+    class Opened:
+        agent_state = staticmethod(
+            lambda server: {"server": server, "place": None, "runs": {}, "is_silent": False}
+        )
+
+    note_opened(opened := Opened())  # type: ignore[arg-type]  # the launcher asks it for nothing else
+    assert opened
+    launcher = AgentLauncher(JobPlace("agent", "gpu-a", machine=machine, folder="/jobs", mark="m"))
+    with pytest.raises(LauncherError, match="runs no jobs: start gpu-manager agent --run-jobs") as raised:
+        launcher.status(job_key("t", 1))
+    assert isinstance(raised.value, LauncherUnreachableError) is bool(machine)

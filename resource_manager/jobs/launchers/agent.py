@@ -112,8 +112,8 @@ class AgentLauncher:
             raise LauncherUnreachableError(
                 f"the agent of {self.server} is silent: what it runs is unknown"
             ) from AgentSilentError()
-        if place is None:
-            raise LauncherError(
+        if place is None:  # a job that is placed was begun by another agent there, and may go on
+            raise (LauncherUnreachableError if self._place.machine else LauncherError)(
                 f"the agent of {self.server} runs no jobs: start gpu-manager agent --run-jobs there, or set "
                 "another launcher"
             )
