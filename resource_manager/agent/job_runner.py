@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from resource_manager.agent import long_logs
-from resource_manager.agent.probe import MAX_JOBS as MAX_RUNS
+from resource_manager.agent.runs_to_tell import runs_to_tell
 from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.jobs.directories import ending, job_files, job_states, starting
 from resource_manager.jobs.launchers import walls
@@ -126,9 +126,8 @@ class AgentJobs:
     def report(self) -> dict[str, Any]:
         """Return where the jobs are, and their states, for a report."""
         with self._lock:
-            shown = [run for key, run in self._states.items() if key in self._items or not run["ended"]]
-            shown.sort(key=lambda run: (run["key"] not in self._items, run["state"] != "running"))
-            return {"place": self._place, "runs": shown[:MAX_RUNS]}  # others are told once these are ended
+            runs = runs_to_tell(self._states, self._items)
+        return {"place": self._place, "runs": runs}
 
     def output(self, key: str, offset: int) -> dict[str, Any]:
         """Return a part of a job's output, as `job_states.logs` does; before 0, from so many bytes on."""

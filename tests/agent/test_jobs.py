@@ -18,7 +18,7 @@ import pytest
 
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
-from resource_manager.agent.report_format import check_report
+from resource_manager.agent.report_format import check_report, read_report
 from resource_manager.jobs.directories import ending, job_states
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu
@@ -122,13 +122,24 @@ def test_an_old_answer_and_one_for_another_server_are_not_followed(service: Serv
     service.wait(key, state="absent")
 
 
-def test_a_restarted_agent_follows_no_answer_older_than_what_the_one_before_knew(opened: Open) -> None:
+def test_a_restarted_agent_follows_no_answer_older_than_what_the_one_before_knew(
+    opened: Open, tmp_path: Path
+) -> None:
     """As of a store that was set back to a dump, and lacks the lease of its job."""
-    service, key, later = Service(opened(newest=("2", 9))), job_key("t", 7), job_key("u", 8)
+    service, key, other = Service(opened(newest=("2", 9))), job_key("t", 7), job_key("u", 8)
     service.say(service.run(key, "true"), version=8)
-    service.say(service.run(later, "true"), version=9)
-    service.wait(later, state="finished")
+    add_finished(tmp_path / "jobs" / other)
+    service.wait(other, state="finished")  # so the jobs were looked at since
     assert service.state(key) == {}
+    service.say(service.run(key, "true"), version=9)
+    service.wait(key, state="finished")
+
+
+def add_finished(folder: Path, output: str = "") -> None:
+    """Make the folder of a job that is over."""
+    folder.mkdir(parents=True)
+    for name, text in (("lock", ""), ("log", output), ("group", "1"), ("exit_code", "0")):
+        (folder / name).write_text(text)
 
 
 def test_ended_stays_ended(service: Service) -> None:
@@ -331,9 +342,7 @@ def test_more_jobs_than_a_report_may_have_are_told_one_after_the_other(tmp_path:
     """As after a restart: the tombstones of the jobs whose output is kept go earlier than that."""
     keys = [job_key("t", number + 1) for number in range(MAX_JOBS + 2)]
     for key in keys:
-        (tmp_path / "jobs" / key).mkdir(parents=True)
-        for name, text in (("lock", ""), ("group", "1"), ("exit_code", "0")):
-            (tmp_path / "jobs" / key / name).write_text(text)
+        add_finished(tmp_path / "jobs" / key)
     service, newest = Service(opened()), job_key("u", len(keys) + 1)
     wanted = service.run(newest, "sleep 60")
     service.say(wanted)
@@ -348,6 +357,18 @@ def test_more_jobs_than_a_report_may_have_are_told_one_after_the_other(tmp_path:
     assert len(service.jobs.report()["runs"]) == len(keys) + 1 - len(told)
     service.say({"key": newest, "want": "stop", "n": "1", "grace_s": 0})
     service.wait(newest, state="absent")
+
+
+def test_last_lines_make_no_report_too_large_and_the_newest_are_told(tmp_path: Path, opened: Open) -> None:
+    """As after a restart, when all jobs whose output is kept are told: a refused report is silence."""
+    keys = [job_key("t", number + 1) for number in range(800)]
+    for number, key in enumerate(keys):
+        add_finished(tmp_path / "jobs" / key, "\1" * 1999 + "\n")  # each needs six characters in JSON
+        os.utime(tmp_path / "jobs" / key / "exit_code", (1000 + number, 1000 + number))
+    report = read_report(as_text(reported(1.0, gpu(0), **opened().report())))
+    assert report.runs is not None
+    assert [run.key for run in report.runs] == keys[::-1]
+    assert (len(report.runs[0].last_line), report.runs[-1].last_line) == (1999, "")
 
 
 def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
