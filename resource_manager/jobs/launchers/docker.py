@@ -263,7 +263,7 @@ class DockerLauncher:
         """Return when the job last logged something, in nanoseconds since the epoch; 0 if it never did."""
         with suppress(self._docker.errors.NotFound), self._reporting(f"the log of job {key} cannot be read"):
             return max(
-                (at for at, _ in docker_stream.log_records(self._engine.api, key, 0, tail="1")), default=0
+                (at for at, _, _ in docker_stream.log_records(self._engine.api, key, 0, tail="1")), default=0
             )
         return 0
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from resource_manager.jobs.launchers.base import LauncherError
@@ -17,32 +19,49 @@ SILENT_S = 60.0
 LOG_CHUNK_BYTES = 4 * 1024 * 1024
 """Most bytes of a log read at once; large, since the engine searches every position from the start."""
 
+HOLD_S = 10.0
+"""Longest time for which a line that has not ended, as a progress bar, keeps the other stream's back."""
 
-def log_chunk(api: Any, key: str, offset: int, *, is_over: bool) -> tuple[str, int, bool]:
+
+def log_chunk(
+    api: Any, key: str, offset: int, *, is_over: bool, clock: Callable[[], int] = time.time_ns
+) -> tuple[str, int, bool]:
     """Return whole lines of what was logged after `offset`, the offset after them, and if they are all.
 
-    Of a line longer than `LOG_CHUNK_BYTES` only the beginning; the last of a job that is over as it is.
+    All parts of a line have the time at which it began. So nothing is told that was printed after the begin
+    of one that has not ended, whose rest would be before the offset then. Of a line longer than
+    `LOG_CHUNK_BYTES` only the beginning is told, and of one that has not ended after `HOLD_S` while the other
+    stream prints; the last ones of a job that is over are told as they are.
     """
-    whole, line = bytearray(), bytearray()
-    following = latest = offset
-    is_all = True
-    for at, part in log_records(api, key, offset):
+    lines: list[tuple[int, bytes]] = []
+    begun: dict[int, tuple[int, bytearray]] = {}
+    size = 0
+    for at, stream, part in log_records(api, key, offset):
+        line = begun.setdefault(stream, (at, bytearray()))[1]
         line += part
-        latest = max(latest, at)
+        size += len(part)
         if part.endswith(b"\n"):
-            whole += line
-            line.clear()
-            following = latest
-        if len(whole) + len(line) >= LOG_CHUNK_BYTES:
-            is_all = False
+            lines.append((at, bytes(line)))
+            del begun[stream]
+        if size >= LOG_CHUNK_BYTES:
             break
-    if not whole and (is_over or len(line) >= LOG_CHUNK_BYTES):
-        whole, line, following = line, bytearray(), latest
-    return whole.decode("utf-8", "replace"), following, is_all and not (line and is_over)
+    is_all = size < LOG_CHUNK_BYTES
+    first_begun = min((at for at, _ in begun.values()), default=0)
+    told = [(at, line) for at, line in lines if not begun or at < first_begun]
+    left = len(lines) + len(begun) - len(told)
+    is_late = bool(lines) and clock() - first_begun > HOLD_S * 10**9
+    if not told and (is_over or not is_all or is_late):
+        told, left = lines, 0
+    else:
+        begun = {}
+    whole = b"".join(line for _, line in sorted(told, key=itemgetter(0)))
+    whole += b"\n".join(line for _, line in begun.values())
+    following = max((at for at, _ in (*told, *begun.values())), default=offset)
+    return whole.decode("utf-8", "replace"), following, is_all and not (left and is_over)
 
 
-def log_records(api: Any, key: str, offset: int, tail: str = "all") -> Iterator[tuple[int, bytes]]:
-    """Yield time and text of each record logged after `offset`: a line, or parts of 16 KiB with one time.
+def log_records(api: Any, key: str, offset: int, tail: str = "all") -> Iterator[tuple[int, int, bytes]]:
+    """Yield time, stream and text of each record logged after `offset`: a line, or a part of 16 KiB.
 
     The SDK's `logs` is not used, since it holds the whole log in memory or waits for its end.
     """
@@ -53,11 +72,12 @@ def log_records(api: Any, key: str, offset: int, tail: str = "all") -> Iterator[
         for piece in response.iter_content(16 * 1024):
             data += piece
             while len(data) >= 8 and len(data) >= (end := 8 + int.from_bytes(data[4:8], "big")):
+                stream = data[0]
                 stamp, _, text = data[8:end].partition(b" ")
                 data = data[end:]
                 at = nanoseconds(stamp.decode())
                 if at > offset:
-                    yield at, text
+                    yield at, stream, text
 
 
 def ended_containers(api: Any) -> Iterator[str]:
