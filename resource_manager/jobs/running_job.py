@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.jobs.launchers import Job, Launcher, LauncherError, job_key, open_at, terminal
@@ -108,15 +108,6 @@ class RunningJob:
             )
             for member, place in zip(allocation["members"], places, strict=False)
         )
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Return the job that `to_dict` wrote."""
-        return cls(**{**value, "place": JobPlace(**value["place"])})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the job as plain values."""
-        return asdict(self)
 
     def open(self) -> Launcher:
         """Open the job's launcher at its place; raises `LauncherError`, also where `local` is elsewhere."""
