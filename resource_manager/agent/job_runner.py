@@ -212,7 +212,7 @@ class AgentJobs:
                     raise job_files.NotStartedError(f"job {key} cannot be started: {error}") from error
                 spec = item["spec"]
                 command, environment, files = spec["command"], spec["environment"], spec.get("files") or {}
-                started = starting.start(root, key, command, environment, files=files, walls=before)
+                started = starting.start(root, key, command, environment, _home(), files, before)
                 return bool(started["began"])
             case "terminate":
                 if item.get("bury") is True and job_states.status(root, key)["state"] == "absent":
@@ -361,6 +361,12 @@ class AgentJobs:
                 self._say(
                     f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
                 )
+
+
+def _home() -> str:
+    """Return the folder in which jobs begin: this user's home, as over ssh, or if it has none that of now."""
+    home = os.path.expanduser("~")
+    return home if os.path.isdir(home) else "."
 
 
 def _size(folder: str) -> int:

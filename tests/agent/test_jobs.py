@@ -93,6 +93,20 @@ def test_a_job_runs_once_and_its_end_is_told(service: Service, tmp_path: Path) -
     assert count.read_text() == "x\n"
 
 
+@pytest.mark.parametrize("has_home", [True, False])
+def test_a_job_begins_at_home_as_over_ssh_if_there_is_one(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_home: bool
+) -> None:
+    """The agent's own folder is `/` where systemd started it, and nothing of a user's is there."""
+    home, key = tmp_path / "home", job_key("t", 7)
+    if has_home:
+        home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    service.say(service.run(key, "pwd"))
+    ended = service.wait(key, state="finished")
+    assert (ended["exit_code"], ended["last_line"]) == (0, str(home) if has_home else os.getcwd())
+
+
 def test_a_restarted_agent_finds_its_jobs_and_starts_none_again(opened: Open, tmp_path: Path) -> None:
     first, key, count = Service(opened()), job_key("t", 7), tmp_path / "count"
     wanted = first.run(key, f"echo x >> {count}; sleep 60")
