@@ -32,6 +32,9 @@ NONE = "none: "
 CHECK = "--check"
 CHECK_TIMEOUT_S = 20.0
 
+HIDDEN = ("/run", "/tmp", "/var/tmp")
+"""Folders of which the job sees none, or one of its own."""
+
 PROC = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
 """Files by which the kernel of the whole server is set; bubblewrap covers some, and not `/proc/sys`."""
 
@@ -213,6 +216,7 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     if bwrap is None:
         raise MissingError("bwrap is missing: install bubblewrap")
     directory = os.path.dirname(os.environ["GPU_JOB_LOCK"])
+    root = os.path.dirname(_without_links(directory))
     temporary = os.path.join(directory, "tmp")
     os.makedirs(temporary, mode=0o700, exist_ok=True)
     options = ["--unshare-pid", "--unshare-ipc", "--die-with-parent", "--cap-drop", "ALL"]
@@ -222,9 +226,8 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     if os.geteuid() == 0:  # who owns these files writes them without any capability
         for path in PROC:
             options += ["--ro-bind-try", path, path]
-    hidden = ["/run", "/tmp", "/var/tmp"]
     options += ["--tmpfs", "/run"]
-    for path in hidden[1:]:
+    for path in HIDDEN[1:]:
         options += ["--bind", temporary, path]
     names = os.path.realpath("/etc/resolv.conf")
     if names.startswith("/run/") and os.path.exists(names):
@@ -234,18 +237,32 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
         options.remove("--unshare-ipc")
         options += ["--bind-try", mps, mps, "--bind", "/dev/shm", "/dev/shm"]
     folder = os.path.realpath(os.getcwd())
-    if any(folder.startswith(f"{path}/") for path in hidden):
+    if _is_hidden(folder):
         options += ["--ro-bind", folder, folder]
-    root = os.path.dirname(directory)
-    options += ["--tmpfs", root, "--ro-bind", directory, directory]
+    options += ["--tmpfs", root, *_shown(directory, "--ro-bind")]
     for path in wanted["writable"]:
         own = os.path.realpath(os.path.expanduser(path))
         if not os.path.exists(own):
             raise MissingError(f"{path} of writable does not exist")
         options += ["--bind", own, own]
     if "GPU_JOB_DIR" in os.environ:
-        options += ["--bind", os.environ["GPU_JOB_DIR"], os.environ["GPU_JOB_DIR"]]
+        options += _shown(os.environ["GPU_JOB_DIR"], "--bind")
     return [bwrap, *options, "--remount-ro", root]
+
+
+def _is_hidden(path: str) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in HIDDEN)
+
+
+def _shown(path: str, kind: str) -> list[str]:
+    """Return the options that show a folder of the job, also where a link to it is hidden."""
+    real = _without_links(path)
+    return [kind, real, real, *([kind, real, path] if path != real and _is_hidden(path) else ())]
+
+
+def _without_links(path: str) -> str:
+    """Return the path with its folders as they are: bubblewrap mounts upon no path that has a link in it."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _devices(wanted: Mapping[str, Any]) -> list[str]:

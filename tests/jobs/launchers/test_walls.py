@@ -6,7 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,26 @@ os.mkdir(os.environ["GPU_JOB_DIR"] + "/mounted")
 print(tried(libc.mount(b"x", os.environb[b"GPU_JOB_DIR"] + b"/mounted", b"cgroup2", 0, None)))
 threading.Thread(target=print, args=["thread"]).start()
 """
+
+
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["link at home", "link in /tmp"])
+def test_walls_stand_where_the_path_of_the_jobs_goes_through_a_link(tmp_path, is_hidden):
+    """As that of a home on another disk: nothing can be mounted upon a path with a link."""
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
+        disk, link = Path(folder) / "disk", (tmp_path if is_hidden else Path(folder)) / "link"
+        disk.mkdir()
+        link.symlink_to(disk)
+        tried = f"ls {disk}/jobs; touch {disk}/jobs/no 2>/dev/null; echo $?; echo saved > $GPU_JOB_DIR/saved"
+        job = Job(KEY, ("/bin/sh", "-c", f"{tried}; cat {disk}/jobs/kept/*/saved"), confine="try")
+        if LocalLauncher(f"{disk}/plain").prepare(job).walls != "bubblewrap":
+            pytest.skip("needs bubblewrap, and namespaces that this user may make")
+        with closing(LocalLauncher(f"{link}/jobs")) as launcher:
+            assert launcher.prepare(job).walls == "bubblewrap"
+            launcher.start(job)
+            wait_until_ended(launcher, KEY)
+            text = launcher.logs(KEY).text
+            launcher.stop(KEY, 0.0)
+    assert text == f"{SAID}{KEY}\nkept\n1\nsaved\n", "it sees no other's folder"
 
 
 def test_no_job_mounts_the_cgroup_of_its_agent_and_of_other_jobs(local):
