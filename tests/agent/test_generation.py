@@ -102,7 +102,7 @@ def test_a_service_on_an_older_state_has_no_job_ended_that_it_lacks_and_none_beg
     job = {"command": ["true"]}
     with closing(open_store(f"sqlite:///{tmp_path}/state.db")) as store:
         service = Service(node, store=store)
-        told = {"place": {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}}
+        told: Any = {"place": {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}}
         service.report(gpu(0), gpu(1), **told)
         lease = granted_lease(service.manager.submit("known", 1, job=job))
         gone, known = run(job_key("lost", 90)), job_key("known", lease["fencing_token"])

@@ -239,14 +239,14 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     folder = os.path.realpath(os.getcwd())
     if _is_hidden(folder):
         options += ["--ro-bind", folder, folder]
-    options += ["--tmpfs", root, *_shown(directory, "--ro-bind")]
+    options += ["--tmpfs", root, *_shown(directory, "--ro-bind", folder)]
     for path in wanted["writable"]:
         own = os.path.realpath(os.path.expanduser(path))
         if not os.path.exists(own):
             raise MissingError(f"{path} of writable does not exist")
         options += ["--bind", own, own]
     if "GPU_JOB_DIR" in os.environ:
-        options += _shown(os.environ["GPU_JOB_DIR"], "--bind")
+        options += _shown(os.environ["GPU_JOB_DIR"], "--bind", folder)
     return [bwrap, *options, "--remount-ro", root]
 
 
@@ -254,10 +254,11 @@ def _is_hidden(path: str) -> bool:
     return any(path.startswith(f"{folder}/") for folder in HIDDEN)
 
 
-def _shown(path: str, kind: str) -> list[str]:
-    """Return the options that show a folder of the job, also where a link to it is hidden."""
+def _shown(path: str, kind: str, working_dir: str) -> list[str]:
+    """Return the options that show a folder of the job, also at its path through a link that is not seen."""
     real = _without_links(path)
-    return [kind, real, real, *([kind, real, path] if path != real and _is_hidden(path) else ())]
+    is_seen = not _is_hidden(path) or path.startswith(f"{working_dir}/")
+    return [kind, real, real, *(() if path == real or is_seen else (kind, real, path))]
 
 
 def _without_links(path: str) -> str:

@@ -57,8 +57,10 @@ def log() -> Log:
     return Log()
 
 
-LONG = ((1, OUT, "one\n"), (2, OUT, PART), (3, ERR, "warning\n"), (2, OUT, PART), (4, ERR, PART))
-LONG += ((2, OUT, "end\n"), (5, OUT, "two\n"), (4, ERR, "end\n"))
+LONG = (
+    *((1, OUT, "one\n"), (2, OUT, PART), (3, ERR, "warning\n"), (2, OUT, PART), (4, ERR, PART)),
+    *((2, OUT, "end\n"), (5, OUT, "two\n"), (4, ERR, "end\n")),
+)
 LINES = ["one\n", f"{PART}{PART}end\n", "warning\n", f"{PART}end\n", "two\n"]
 
 

@@ -347,11 +347,12 @@ threading.Thread(target=print, args=["thread"]).start()
 """
 
 
-@pytest.mark.parametrize("is_hidden", [False, True], ids=["link at home", "link in /tmp"])
-def test_walls_stand_where_the_path_of_the_jobs_goes_through_a_link(tmp_path, is_hidden):
+@pytest.mark.parametrize("place", ["home", "tmp", "working directory"])
+def test_walls_stand_where_the_path_of_the_jobs_goes_through_a_link(tmp_path, monkeypatch, place):
     """As that of a home on another disk: nothing can be mounted upon a path with a link."""
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
-        disk, link = Path(folder) / "disk", (tmp_path if is_hidden else Path(folder)) / "link"
+        disk, link = Path(folder) / "disk", (Path(folder) if place == "home" else tmp_path) / "link"
+        monkeypatch.chdir(tmp_path if place == "working directory" else "/")
         disk.mkdir()
         link.symlink_to(disk)
         tried = f"ls {disk}/jobs; touch {disk}/jobs/no 2>/dev/null; echo $?; echo saved > $GPU_JOB_DIR/saved"
