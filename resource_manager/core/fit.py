@@ -44,9 +44,12 @@ def total_capacity(node: Node) -> FreeCapacity:
 
 
 def is_short(free: Amount, amount: Amount) -> bool:
-    """Return True if less is free than the amount, by more than sums of floats are out: 0.6 is 3 × 0.2."""
+    """Return True if less is free than the amount, by more than sums of floats are out: 0.6 is 3 × 0.2.
+
+    Of what there is none, any amount is short, however small.
+    """
     lack = amount - free
-    return lack > 0 and (type(lack) is int or lack > 1e-9 * max(1.0, amount))
+    return lack > 0 and (free <= 0 < amount or type(lack) is int or lack > 1e-9 * max(1.0, amount))
 
 
 UNSTATED = "gpu_memory_mib"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from resource_manager.core.fit import (
     total_capacity,
 )
 from resource_manager.core.models import Gpu, Lease, Link, Node, Placement, Request, Spread
+from resource_manager.errors import NeverFitsError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import POLICIES, get_policy
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
@@ -50,7 +53,7 @@ def requests(draw: st.DrawFn, lease_id: str = "t") -> Request:
         lease_id,
         gpus,
         milli,
-        draw(st.dictionaries(st.sampled_from(["cpus", "gb", "disk"]), st.integers(0, 6))),
+        draw(st.dictionaries(st.sampled_from(["cpus", "gb", "disk"]), st.integers(0, 6) | st.just(1e-10))),
         gpu_types=tuple(draw(st.lists(st.sampled_from(TYPES[:2]), max_size=2, unique=True))),
         gpu_memory=draw(st.sampled_from(["", "", "7GB", "16GB", "15GiB", "40GB"])),
         vendor=draw(st.sampled_from(["", *VENDORS])),
@@ -195,3 +198,19 @@ def test_parts_of_an_amount_use_it_up(policy: str, nodes: int) -> None:
             cluster.nodes[0].node, Request("t", resources={"tb": 0.2}), cluster.nodes[0].capacity
         )
     ] == ["tb"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_of_what_there_is_none_the_least_amount_is_short(policy: str) -> None:
+    """1e-10 of what no server has was within the rounding of sums, and `glb` divided by nothing."""
+    cluster = ClusterState([Node("a", 0, {"cpus": 8, "tb": 0.5, "empty": 0}, (Gpu(0),))])
+    current = SchedulingPass(get_policy(policy), get_order("fifo"), 0.0)
+    for name, gpus in product(("missing", "empty"), (0, 1)):
+        with pytest.raises(NeverFitsError):
+            allocator.submit(cluster, Request("t", gpus, resources={name: 1e-10}), current)
+    (change,) = allocator.submit(cluster, Request("all", resources={"tb": 0.5}), current)
+    cluster.apply(change)
+    for gpus in (0, 1):
+        request = Request(f"{gpus}", gpus, resources={"tb": 1e-10})
+        (change,) = allocator.submit(cluster, request, current)
+        assert isinstance(change, Queued)

@@ -34,8 +34,8 @@ def _fraction_left(node: NodeState, request: Request) -> float:
     left = 0.0
     free, total = node.free, node.node.resources
     for name, amount in request.resources.items():
-        if amount:
-            left += (free[name] - amount) / total[name]
+        if 0 < amount <= (whole := total.get(name, 0)):  # more than there is fits by rounding: none is left
+            left += (free[name] - amount) / whole
     return left
 
 

@@ -20,6 +20,9 @@ MIX_COVERAGE = 0.95
 
 _MAX_KNOWN = 1 << 18
 
+MOST_RISE = 700.0
+"""Rise of F in GPUs from which the score is 0 anyway, and near which the exponential leaves the floats."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskClass:
@@ -191,7 +194,8 @@ class Gradient:
 
 def logistic_score(fall: float) -> int:
     """Return 100 times the logistic of a decrease of F (`fall`, in milli; taken in GPUs), truncated."""
-    return int(1 / (1 + math.exp(-fall / MILLI_PER_GPU)) * 100)
+    rise = min(-fall / MILLI_PER_GPU, MOST_RISE)
+    return int(1 / (1 + math.exp(rise)) * 100)
 
 
 def fgd_for(fragmentation: Fragmentation) -> Scored:

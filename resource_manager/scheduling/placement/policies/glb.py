@@ -85,7 +85,10 @@ def node_score(node: NodeState, demand: Amounts, balance: float = BALANCE) -> fl
     """
     if not demand:
         return 0.0
-    used = [1.0 - (free_of(node, name) - amount) / total_of(node, name) for name, amount in demand]
+    used = [
+        1.0 - (free_of(node, name) - amount) / total if amount <= (total := total_of(node, name)) else 1.0
+        for name, amount in demand  # more than there is fits by rounding, and then all of it is used
+    ]
     mean = sum(used) / len(used)
     variance = sum([(share - mean) ** 2 for share in used]) / len(used)
     return balance * (1.0 - mean) + (1.0 - balance) * (1.0 - math.sqrt(variance))
@@ -116,4 +119,4 @@ def free_of(node: NodeState, name: str) -> float:
 
 def total_of(node: NodeState, name: str) -> float:
     """Return the node's total amount of the resource."""
-    return len(node.gpu_free) * MILLI_PER_GPU if name == GPU_MILLI else node.node.resources[name]
+    return len(node.gpu_free) * MILLI_PER_GPU if name == GPU_MILLI else node.node.resources.get(name, 0)

@@ -234,6 +234,31 @@ def test_a_policy_keeps_its_contract(name: str, script: list[tuple[str, object]]
     play(ClusterState(NODES), checked, script)
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_rounding_left_of_a_resource_that_is_gone_stops_no_policy(name: str) -> None:
+    """Of amounts that were subtracted and added again a little may be left, of which a server has none."""
+    cluster = ClusterState([Node("a", 0, {"tb": 1.5, "cpus": 8}, (Gpu(0),))])
+    amounts = {"first": 0.1, "second": 0.2, "third": 0.3, "fourth": 0.7}
+    for lease_id, amount in amounts.items():
+        request = Request(lease_id, resources={"tb": amount})
+        cluster.apply(allocator.grant(cluster, request, (Placement("a"),), 0.0))
+    cluster.apply(allocator.grant(cluster, Request("other"), (Placement("a"),), 0.0))
+    cluster.apply(InventoryChanged((Node("a", 0, {"cpus": 8}, (Gpu(0),)),), 0.0))
+    for lease_id in ("first", "third", "fourth", "second"):
+        cluster.apply(*lease_steps.release(cluster, lease_id, 0.0))
+    assert 0 < cluster.nodes[0].free["tb"] < 1e-10
+    for gpus in (0, 1):
+        placement = get_policy(name)(cluster, Request("t", gpus, resources={"tb": 1e-10, "cpus": 1}))
+        assert placement == Placement("a", tuple(range(gpus)))
+
+
+def test_fgd_places_what_leaves_a_thousand_gpus_without_cpus() -> None:
+    cluster = ClusterState([Node("a", 0, {"cpus": 1024}, tuple(map(Gpu, range(1024))))])
+    small = Request("t", 1, resources={"cpus": 1})
+    cluster.apply(allocator.grant(cluster, small, (Placement("a", (0,)),), 0.0))
+    assert fgd(cluster, Request("all", 1, resources={"cpus": 1023})) == Placement("a", (1,))
+
+
 def test_scores_follow_the_undoing_of_a_trial() -> None:
     cluster, policy = ClusterState(NODES), weighted_fit_for(CORES)
     request = Request("x", 1, 500, {"cpus": 1})
@@ -308,7 +333,9 @@ def test_fgd_by_name_caches_its_task_mix_on_the_state() -> None:
     assert cluster.policy_cache
 
 
-@pytest.mark.parametrize(("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0)])
+@pytest.mark.parametrize(
+    ("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0), (-1_024_000.0, 0)]
+)
 def test_the_fgd_score_is_truncated_to_an_integer(fall: float, score: int) -> None:
     assert logistic_score(fall) == score
 
