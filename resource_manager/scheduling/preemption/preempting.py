@@ -12,7 +12,7 @@ from typing import TypeVar
 from resource_manager.core.changes import Change, Expired, Granted, Preempting, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement, Request
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of
 from resource_manager.core.pending import Kind, PendingRequest, kind_of
@@ -266,8 +266,10 @@ def _starts_after(
     with cluster.trial():
         for lease in (*victims, *plan.to_come.values()):
             cluster.suppose_ended(lease)
-        with cluster.reserved(others), cluster.reserved(_free_parts(cluster, plan.to_come.values())):
-            return place_of(cluster, pending, current) is not None
+        with cluster.reserved(others):
+            parts = _free_parts(cluster, plan.to_come.values(), current.now)
+            with cluster.reserved(parts):
+                return place_of(cluster, pending, current) is not None
 
 
 def _ending(cluster: ClusterState) -> list[Lease]:
@@ -319,20 +321,32 @@ def held_back(cluster: ClusterState, current: SchedulingPass) -> Iterator[Collec
         return
     with cluster.trial():
         planned = _plan(cluster, current).to_come
-    with cluster.reserved(_free_parts(cluster, planned.values())):
+    with cluster.reserved(_free_parts(cluster, planned.values(), current.now)):
         yield planned.keys()
 
 
-def _free_parts(cluster: ClusterState, planned: Iterable[Lease]) -> list[Lease]:
-    return [
-        part
-        for lease in planned
-        for rank, member in enumerate(lease.members)
-        if (part := _free_part(cluster, lease.request, rank, member)) is not None
-    ]
+def kept_for(lease_id: str) -> str:
+    """Return the id of the request for which a lease of `held_back` keeps its place; else the id itself."""
+    return lease_id.partition(KEY_SEPARATOR)[0]
 
 
-def _free_part(cluster: ClusterState, request: Request, rank: int, member: Placement) -> Lease | None:
+def _free_parts(cluster: ClusterState, planned: Iterable[Lease], now: float) -> list[Lease]:
+    """Return leases of what is free now of those planned, which begin once all that ends for them has ended.
+
+    Backfill counts on their ends, as on those of all leases.
+    """
+    parts: list[Lease] = []
+    for lease in planned:
+        begin = max([now, *(each.preempt_until for each in ending_for(cluster, lease.lease_id))])
+        for rank, member in enumerate(lease.members):
+            if part := _free_part(cluster, lease.request, rank, member, begin):
+                parts.append(part)
+    return parts
+
+
+def _free_part(
+    cluster: ClusterState, request: Request, rank: int, member: Placement, begin: float
+) -> Lease | None:
     """Return a lease of what is free now of a member's place; the rest is held by leases that are ending."""
     state = cluster.by_name[member.node]
     ending = [
@@ -350,13 +364,14 @@ def _free_part(cluster: ClusterState, request: Request, rank: int, member: Place
         return None
     part = replace(
         request,
-        lease_id=f"{request.lease_id}\x1freserved {rank}",
+        lease_id=f"{request.lease_id}{KEY_SEPARATOR}reserved {rank}",
         gpus=len(free),
         gpu_milli=request.gpu_milli if free else MILLI_PER_GPU,
         resources=amounts,
         nodes=1,
+        expected_runtime_s=cluster.runtimes.runtime_of(request),  # its own id is of no class
     )
-    return Lease(part, (Placement(member.node, free),), 0, 0.0)
+    return Lease(part, (Placement(member.node, free),), 0, begin)
 
 
 def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]:

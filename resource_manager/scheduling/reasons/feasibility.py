@@ -32,7 +32,12 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.placement.policies import fault_of
-from resource_manager.scheduling.preemption.preempting import awaiting_release, ending_for, held_back
+from resource_manager.scheduling.preemption.preempting import (
+    awaiting_release,
+    ending_for,
+    held_back,
+    kept_for,
+)
 from resource_manager.scheduling.queue.backfill import MAX_AHEAD, Reservations
 from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of
 from resource_manager.scheduling.queue.windows import closed_for, place_now
@@ -279,8 +284,9 @@ class _Reasons:
         leased = [lease.request for lease in leases_in_the_way(self._cluster, who.request)]
         for one in (*leased, *self._reserved):
             if self._cluster.runtimes.runtime_of(one) is None:
-                is_lease = one.lease_id in self._cluster.leases
-                return MayStartAnyTime(who, name_in(self._cluster, one.lease_id), is_lease)
+                lease_id = kept_for(one.lease_id)
+                is_lease = lease_id in self._cluster.leases
+                return MayStartAnyTime(who, name_in(self._cluster, lease_id), is_lease)
         return MayStartAnyTime(who)
 
 

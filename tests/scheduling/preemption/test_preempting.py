@@ -25,6 +25,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.name_lookup import name_in
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
@@ -36,6 +37,8 @@ from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.scheduling.shared_cluster import GREEDY, Shared
+
+HOUR_S = 3600.0
 
 
 def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
@@ -254,6 +257,70 @@ def test_a_gang_keeps_what_is_free_on_each_of_its_servers() -> None:
     assert set(shared.state.leases) == {"z"}
     shared.release("z")
     assert set(shared.state.leases) == {"mine"}
+
+
+def kept_for_a_preemptor(
+    expected_runtime_s: float | None, others_s: float | None, *, learnt: bool = False
+) -> Shared:
+    """Return servers a, of which 7 GPUs are kept for a request of 8, and b, of which 6 are busy."""
+    shared = Shared(Team("vision", 8), Team("speech", 6), letters="ab", gpus=8, order=GREEDY)
+    shared.now = 1.7e9
+    if learnt:
+        shared.submit("mine", 8, team="vision")
+        shared.release("mine", Outcome.SUCCESS)
+    shared.submit("seven", 7, team="nlp", expected_runtime_s=10 * HOUR_S)
+    shared.submit("one", 1, team="nlp", expected_runtime_s=10 * HOUR_S, preempt_grace_s=HOUR_S)
+    shared.submit("busy", 6, team="speech", expected_runtime_s=others_s)
+    shared.submit("mine", 8, team="vision", expected_runtime_s=expected_runtime_s)
+    assert set(shared.preempting()) == {"seven", "one"}
+    shared.release("seven", Outcome.SUCCESS)
+    shared.submit("ahead", 7, team="nlp", expected_runtime_s=HOUR_S)
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("expected_runtime_s", "others_s"),
+    [
+        (20 * HOUR_S, 370.0),
+        (600.0, 1200.0),  # it begins after the grace
+    ],
+)
+def test_what_is_kept_for_a_preemptor_is_expected_to_be_free_once_that_has_run(
+    expected_runtime_s: float, others_s: float
+) -> None:
+    """It was kept from the year 1970 on, so that it seemed about to be free to who plans ahead."""
+    shared = kept_for_a_preemptor(expected_runtime_s, others_s)
+    shared.submit("small", 2, team="nlp", expected_runtime_s=10 * HOUR_S)
+    assert set(shared.state.leases) == {"one", "busy"}
+    assert shared.refusal("small")[0] == "behind_queue"
+    shared.submit("brief", 2, team="nlp", expected_runtime_s=300.0)
+    assert set(shared.state.leases) == {"one", "busy", "brief"}
+    shared.release("brief", Outcome.SUCCESS)
+    shared.release("busy", Outcome.SUCCESS)
+    assert "ahead" in shared.state.leases
+
+
+def test_a_preemptor_that_waits_beyond_the_grace_is_expected_to_run_from_now_on() -> None:
+    shared = kept_for_a_preemptor(expected_runtime_s=600.0, others_s=5 * HOUR_S)
+    shared.now += 4.9 * HOUR_S  # its victim's end is not known yet
+    shared.submit("small", 2, team="nlp", expected_runtime_s=500.0)
+    assert shared.refusal("small")[0] == "behind_queue"
+
+
+def test_a_preemptor_is_expected_to_run_for_as_long_as_was_learnt() -> None:
+    shared = kept_for_a_preemptor(expected_runtime_s=None, others_s=None, learnt=True)
+    shared.submit("small", 2, team="nlp", expected_runtime_s=HOUR_S)
+    assert "small" in shared.state.leases
+
+
+def test_a_preemptor_of_unknown_runtime_is_named_where_nothing_overtakes() -> None:
+    """What is kept for it was named instead, with a control character."""
+    shared = kept_for_a_preemptor(expected_runtime_s=None, others_s=None)
+    shared.submit("small", 2, team="nlp", expected_runtime_s=HOUR_S)
+    kind, why = shared.refusal("small")
+    mine = name_in(shared.state, "mine")
+    assert kind == "behind_queue"
+    assert why.endswith(f"the runtime of {mine} is unknown, so nothing overtakes it")
 
 
 def with_requests_in_vain(count: int, **more: object) -> Shared:
