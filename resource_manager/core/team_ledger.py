@@ -59,8 +59,9 @@ def held_use(rate: float, seconds: float, half_life_s: float) -> float:
 class Account:
     """Account of what one team and those below it hold, in milli of GPUs: read it, never write it.
 
-    `fixed` is the part that may not be preempted, `by_type` and `by_owner` are its parts by type of GPU and
-    owner (a team's own leases only). `use` is the decayed use by the team's own leases that have ended.
+    `fixed` is the part that may not be preempted, `by_type` and `fixed_by_type` are the parts of both by type
+    of GPU where guarantees are by type, and `by_owner` by owner (a team's own leases only). `use` is the
+    decayed use by the team's own leases that have ended.
     """
 
     team: Team
@@ -71,6 +72,7 @@ class Account:
     allocated: int = 0
     fixed: int = 0
     by_type: dict[str, int] = field(default_factory=dict)
+    fixed_by_type: dict[str, int] = field(default_factory=dict)
     by_owner: dict[str, int] = field(default_factory=dict)
     use: Use = NO_USE
     path: tuple[Account, ...] = field(init=False)
@@ -170,10 +172,13 @@ class TeamLedger:
         types = gpu_types_of(lease, nodes) if self._is_typed else {}
         for account in own.path:
             account.allocated += milli
+            counted = [account.by_type]
             if not request.preemptible:
                 account.fixed += milli
+                counted.append(account.fixed_by_type)
             for gpu_type, part in types.items():
-                account.by_type[gpu_type] = account.by_type.get(gpu_type, 0) + sign * part
+                for by_type in counted:
+                    by_type[gpu_type] = by_type.get(gpu_type, 0) + sign * part
         left = own.by_owner.get(request.owner, 0) + milli
         if left:
             own.by_owner[request.owner] = left

@@ -16,6 +16,7 @@ from resource_manager.scheduling.placement.policies import scores_of
 from resource_manager.scheduling.preemption.preempting import would_preempt
 from resource_manager.scheduling.preemption.victim_right import right_to
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.queue.quotas import within_guarantee
 from resource_manager.scheduling.queue.windows import closed_for
 from resource_manager.scheduling.reasons.feasibility import Verdict, explain, refusals_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -27,12 +28,13 @@ def explanation(
     current: SchedulingPass,
 ) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
+    placed = within_guarantee(cluster.ledger, request)
     with closed_for(cluster, request, current):
-        verdicts = explain(cluster, request)
+        verdicts = explain(cluster, placed)
         scores: dict[str, int] = {}
         members = None
         if current.suspended is None:
-            scores = scores_of(current.policy, cluster, request)
+            scores = scores_of(current.policy, cluster, placed)
             members = select_members(cluster, request, current.policy)
     granted, kind, reason = False, None, ""
     if request.lease_id in cluster.leases:
@@ -52,7 +54,7 @@ def explanation(
         named = listed(list(map(name_of, victims)))
         reason = f"{reason}; would preempt {named}, {right_words(right_to(cluster, request, victims))}"
     admission = current.limits.admission
-    placed = [member_view(cluster, request, rank, member) for rank, member in enumerate(members or ())]
+    places = [member_view(cluster, request, rank, member) for rank, member in enumerate(members or ())]
     return {
         "task_id": request.lease_id,
         "nodes": request.nodes,
@@ -64,11 +66,11 @@ def explanation(
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,
         "server_name": members[0].node if members else None,
         "gpu_ids": list(members[0].gpu_ids) if members else [],
-        "members": placed,
-        "sharing": sharing_in_words(request, placed),
+        "members": places,
+        "sharing": sharing_in_words(request, places),
         "ahead_in_queue": len(cluster.pending),
         "policy": cluster.settings.policy,
-        "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],
+        "servers": [verdict(answer, placed, scores.get(answer.node)) for answer in verdicts],
         "would_preempt": [lease.lease_id for lease in victims],
         "deadline_at": request.deadline_at,
         "late_end": None,

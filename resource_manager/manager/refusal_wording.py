@@ -261,15 +261,16 @@ def _quota(fact: OverRuntime | OverLimit | OverOwnersLimit | OverGuarantee) -> s
                 f"and holds {number(fact.held)}: {_exceed(fact.asked)} it"
             )
     guaranteed = " and ".join(f"{amount:g} {short(name)}" for name, amount in fact.by_type)
+    more = _exceed(fact.asked, " of one type" if len(fact.by_type) > 1 else "")
     return (
         f"{who} is guaranteed {guaranteed or gpus(fact.guaranteed)} and holds {number(fact.held)} for jobs "
-        f"that are not preemptible: {_exceed(fact.asked)} it; a preemptible job may use what is free beyond "
+        f"that are not preemptible: {more} it; a preemptible job may use what is free beyond "
         "that"
     )
 
 
-def _exceed(amount: int) -> str:
-    return f"{number(amount)} more {'exceeds' if amount <= MILLI_PER_GPU else 'exceed'}"
+def _exceed(amount: int, which: str = "") -> str:
+    return f"{number(amount)} more{which} {'exceeds' if amount <= MILLI_PER_GPU else 'exceed'}"
 
 
 def _users(fact: OverLimit) -> str:

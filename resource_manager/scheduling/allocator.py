@@ -31,7 +31,7 @@ from resource_manager.scheduling.preemption.preempting import (
 from resource_manager.scheduling.preemption.requeueing import taken_back
 from resource_manager.scheduling.preemption.victims import place_of
 from resource_manager.scheduling.queue.backfill import Reservations
-from resource_manager.scheduling.queue.quotas import may_start, stop_of
+from resource_manager.scheduling.queue.quotas import may_start, stop_of, within_guarantee
 from resource_manager.scheduling.queue.runtime_limits import lease_end
 from resource_manager.scheduling.queue.windows import closed_for, is_restricted, place_now
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
@@ -262,7 +262,7 @@ def _dispatch(
             if members is not None and not current.admits(cluster, request, members, pending.queued_at):
                 continue
             if members is not None and planned is not None:
-                members = planned.without_delay(request, members)
+                members = planned.without_delay(within_guarantee(cluster.ledger, request), members)
             elif members is None and not restricted and _fits_nowhere(cluster, request):
                 too_large.add(request.shape)
                 if planned is not None:
@@ -270,12 +270,13 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        if not (blocks_queue(cluster, request, current) if restricted else prospects.usable(request)):
+        placed = within_guarantee(cluster.ledger, request)
+        if not (blocks_queue(cluster, placed, current) if restricted else prospects.usable(placed)):
             continue  # it blocks nobody
         if current.order.backfill:
             if planned is None:
                 planned = Reservations(cluster, current)
-            planned.put_ahead(request)
+            planned.put_ahead(placed)
             if planned.is_over():
                 return
         elif cluster.ledger is None:

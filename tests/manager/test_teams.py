@@ -6,7 +6,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import JobPlace
+from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.core.teams import NO_TEAMS, Team, Teams
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
@@ -38,6 +38,19 @@ def test_rules_are_applied_and_shown_with_what_is_held() -> None:
         "team vision may hold 6 GPUs (limit) and holds 6: 2 more exceed it; used by kim (6)",
     )
     assert manager.explain("z", 2, team="vision")["kind"] == "quota"
+
+
+def test_explain_names_servers_of_the_types_on_which_a_job_may_be_placed() -> None:
+    servers = tuple(
+        Node(name, number, {"cpus": 8}, tuple(Gpu(i, gpu_type) for i in range(8)))
+        for number, (name, gpu_type) in enumerate({"h": "H100", "a": "A100"}.items())
+    )
+    with GPUResourceManager.from_url("memory://", inventory=servers) as manager:
+        redefine(manager, teams=Teams((Team("va", 8, {"A100": 8}),), preemption=True))
+        answer = manager.explain("t", 1, team="va", preemptible=False)
+    assert (answer["would_be_granted"], answer["server_name"]) == (True, "a")
+    assert {each["server_name"]: each["fits"] for each in answer["servers"]} == {"h": False, "a": True}
+    assert answer["servers"][0]["reasons"] == ["has no GPU of A100"]
 
 
 def test_a_higher_limit_starts_what_waits_for_it() -> None:

@@ -20,6 +20,7 @@ from resource_manager.scheduling.placement.node_masks import (
 )
 from resource_manager.scheduling.placement.policies import Policy, select_placement
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.quotas import within_guarantee
 
 Members = tuple[Placement, ...]
 """Placements of a lease in the order of their ranks; one unless several nodes were asked for."""
@@ -46,6 +47,7 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
 
     Of types in order of preference all members get the first that fits, or else what fits of all of them.
     """
+    request = within_guarantee(cluster.ledger, request)
     if request.types is TypeChoice.FIRST and len(request.gpu_types) > 1:
         for gpu_type in request.gpu_types:
             members = select_members(cluster, replace(request, gpu_types=(gpu_type,)), policy)

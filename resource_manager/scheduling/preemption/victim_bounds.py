@@ -133,7 +133,7 @@ class VictimBounds:
         account, asked, ledger = stop.account, milli_of(request), self._ledger
         assert ledger is not None
         if stop.kind is StopKind.GUARANTEE:
-            return account.fixed + asked <= account.guaranteed
+            return False  # it counts only what must not be taken
         if stop.kind is StopKind.OWNER or account.limit is None:
             return own_milli > 0
         below = (team for team in caps if account in ledger.named(team).path)

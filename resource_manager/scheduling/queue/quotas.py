@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
@@ -58,27 +58,58 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
     most = own.team.max_gpus_per_owner
     if most is not None and own.by_owner.get(request.owner, 0) + asked > milli_of_gpus(most):
         return Stop(StopKind.OWNER, own)
-    if ledger.rules.preemption and not request.preemptible:
-        for account in own.path:
-            if not _has_guarantee_left(account, request, asked):
+    if _stays_for_good(ledger, request):
+        for end, account in enumerate(own.path, 1):
+            if account.fixed + asked > account.guaranteed or (
+                account.team.guaranteed_by_type and not _types_left(own.path[:end], request, asked)
+            ):
                 return Stop(StopKind.GUARANTEE, account)
     return None
 
 
-def _has_guarantee_left(account: Account, request: Request, requested_milli: int) -> bool:
-    """Return True if the leases that must not be preempted stay inside the guarantee with this one."""
-    return account.fixed + requested_milli <= account.guaranteed and (
-        not account.team.guaranteed_by_type or bool(types_inside(account, request, requested_milli))
-    )
+def _stays_for_good(ledger: TeamLedger, request: Request) -> bool:
+    """Return True if nobody may take back what a lease of the request holds."""
+    return ledger.rules.preemption and not request.preemptible
+
+
+def within_guarantee(ledger: TeamLedger | None, request: Request) -> Request:
+    """Return the request as it may be placed: if it is not preemptible, on types of its team's guarantee.
+
+    Of those the leases that must not be preempted stay inside the guarantee with this one. A request that a
+    quota stops is left as it is.
+    """
+    if ledger is None or not _stays_for_good(ledger, request) or not (asked := milli_of(request)):
+        return request
+    types = tuple(_types_left(ledger.of(request).path, request, asked) or request.gpu_types)
+    return request if types == request.gpu_types else replace(request, gpu_types=types)
+
+
+def _types_left(path: Sequence[Account], request: Request, requested_milli: int) -> list[str] | None:
+    """Return the types of GPU of which no team of the path is over its guarantee with the request.
+
+    That is by what the teams hold that must not be preempted. None if no guarantee of theirs is by type.
+    """
+    found: list[str] | None = None
+    for account in path:
+        if account.team.guaranteed_by_type:
+            inside = _inside(account, request, requested_milli, account.fixed_by_type)
+            found = inside if found is None else [gpu_type for gpu_type in found if gpu_type in inside]
+    return found
 
 
 def types_inside(account: Account, request: Request, requested_milli: int) -> list[str]:
     """Return the types of GPU the request accepts of which the team stays inside its guarantee with it."""
+    return _inside(account, request, requested_milli, account.by_type)
+
+
+def _inside(
+    account: Account, request: Request, requested_milli: int, by_type: Mapping[str, int]
+) -> list[str]:
     typed = account.team.guaranteed_by_type
     return [
         gpu_type
         for gpu_type in request.gpu_types or typed
-        if account.by_type.get(gpu_type, 0) + requested_milli <= milli_of_gpus(typed.get(gpu_type, 0))
+        if by_type.get(gpu_type, 0) + requested_milli <= milli_of_gpus(typed.get(gpu_type, 0))
     ]
 
 
@@ -113,10 +144,31 @@ def quota_refusal(cluster: ClusterState, request: Request) -> Grounds | None:
     if cluster.ledger is None:
         return None
     stop = stop_of(cluster.ledger, request)
-    return None if stop is None else Grounds(RefusalKind.QUOTA, (_fact(cluster, request, stop),), request)
+    if stop is None:
+        return None
+    return Grounds(RefusalKind.QUOTA, (_fact(cluster, cluster.ledger, request, stop),), request)
 
 
-def _fact(cluster: ClusterState, request: Request, stop: Stop) -> Fact:
+def type_refusal(ledger: TeamLedger, request: Request, types: Collection[str]) -> Grounds:
+    """Return the refusal of a request that servers could only give GPUs of types outside its guarantee."""
+    asked, of_these = milli_of(request), replace(request, gpu_types=tuple(sorted(types)))
+    for account in ledger.of(request).path:
+        inside = _inside(account, of_these, asked, account.fixed_by_type)
+        outside = [gpu_type for gpu_type in of_these.gpu_types if gpu_type not in inside]
+        if account.team.guaranteed_by_type and outside:
+            break
+    return Grounds(RefusalKind.QUOTA, (_over_guarantee(account, outside, asked),), request)
+
+
+def _over_guarantee(account: Account, types: Collection[str], requested_milli: int) -> OverGuarantee:
+    """Return what the team is guaranteed of these types, and holds of them for good."""
+    typed = account.team.guaranteed_by_type
+    held = sum(account.fixed_by_type.get(name, 0) for name in types)
+    guaranteed = tuple((name, typed.get(name, 0)) for name in types)
+    return OverGuarantee(account.name, account.guaranteed, guaranteed, held, requested_milli)
+
+
+def _fact(cluster: ClusterState, ledger: TeamLedger, request: Request, stop: Stop) -> Fact:
     account, asked = stop.account, milli_of(request)
     team, rules = account.name, account.team
     match stop.kind:
@@ -131,9 +183,17 @@ def _fact(cluster: ClusterState, request: Request, stop: Stop) -> Fact:
             assert rules.max_gpus_per_owner is not None
             held = account.by_owner.get(request.owner, 0)
             return OverOwnersLimit(request.owner, team, rules.max_gpus_per_owner, held, asked)
-    typed = rules.guaranteed_by_type
-    guaranteed = [(name, typed.get(name, 0)) for name in request.gpu_types or typed] if typed else []
-    return OverGuarantee(team, account.guaranteed, tuple(guaranteed), account.fixed, asked)
+    in_all, typed = (
+        OverGuarantee(team, account.guaranteed, (), account.fixed, asked),
+        rules.guaranteed_by_type,
+    )
+    if not typed:
+        return in_all
+    path = ledger.of(request).path
+    left_below = _types_left(path[: path.index(account)], request, asked)
+    by_type = _over_guarantee(account, left_below or request.gpu_types or typed, asked)
+    is_enough = by_type.held + asked <= milli_of_gpus(sum(amount for _, amount in by_type.by_type))
+    return in_all if is_enough and account.fixed + asked > account.guaranteed else by_type
 
 
 def _over_limit(cluster: ClusterState, account: Account, limit: int, requested_milli: int) -> OverLimit:

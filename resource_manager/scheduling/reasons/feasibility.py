@@ -39,7 +39,7 @@ from resource_manager.scheduling.preemption.preempting import (
     kept_for,
 )
 from resource_manager.scheduling.queue.backfill import MAX_AHEAD, Reservations
-from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of
+from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of, type_refusal, within_guarantee
 from resource_manager.scheduling.queue.windows import closed_for, place_now
 from resource_manager.scheduling.reasons.capacity_grounds import (
     closure_of,
@@ -150,6 +150,7 @@ class _Reasons:
 
     def advance(self, position: int, entry: PendingRequest) -> None:
         """Advance to the requests behind this one."""
+        entry = self._placed(entry)
         request = entry.request
         if self._cluster.ledger is not None and (
             stop_of(self._cluster.ledger, request) is not None or ending_for(self._cluster, request.lease_id)
@@ -170,9 +171,10 @@ class _Reasons:
             self._waiting.append((position, request))
 
     def of(self, entry: PendingRequest) -> Grounds:
+        asked, entry = entry.request, self._placed(entry)
         request = entry.request
         node = self._node(request)
-        if node is None and (never := never_fits(self._cluster, request)):
+        if node is None and (never := never_fits(self._cluster, asked)):
             return never
         if self._current.suspended is not None:
             return self._current.suspended
@@ -181,7 +183,7 @@ class _Reasons:
         ):
             return waits
         if node is None:
-            if stopped := quota_refusal(self._cluster, request):
+            if stopped := quota_refusal(self._cluster, request) or self._by_types(asked, request):
                 return stopped
             key = self._key(request)
             if key not in self._no_capacity:
@@ -192,6 +194,20 @@ class _Reasons:
             return stopped
         fault = self._fault(request)
         return misconfigured(fault) if fault else self._behind(request, node)
+
+    def _placed(self, entry: PendingRequest) -> PendingRequest:
+        """Return the entry with its request as it may be placed."""
+        request = within_guarantee(self._cluster.ledger, entry.request)
+        return entry if request is entry.request else replace(entry, request=request)
+
+    def _by_types(self, request: Request, placed: Request) -> Grounds | None:
+        """Return the refusal of a request that only fits outside the types on which it may be placed."""
+        ledger = self._cluster.ledger
+        if placed is request or ledger is None or not never_fits(self._cluster, placed):
+            return None
+        nodes = (state.node for state in self._cluster.nodes if fit.could_ever_fit(state.node, request))
+        types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
+        return type_refusal(ledger, request, types.difference(placed.gpu_types))
 
     def _fault(self, request: Request) -> str:
         """Return why the policy has no place for a request that fits."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager.core.changes import Granted, Queued, TeamsChanged
+from resource_manager.core.changes import Granted, InventoryChanged, Queued, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
@@ -25,9 +25,11 @@ from resource_manager.scheduling.queue.quotas import (
     stop_of,
     types_inside,
 )
-from resource_manager.scheduling.reasons.feasibility import refusals_of
+from resource_manager.scheduling.reasons.feasibility import refusals_of, standings
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
+
+GPUS = tuple(Gpu(number, "A100") for number in range(8))
 
 
 def cluster_of(*teams: Team, gpus: int = 8, preemption: bool = False) -> ClusterState:
@@ -159,9 +161,114 @@ def test_a_guarantee_of_a_type_counts_gpus_of_that_type() -> None:
         request = Request("y", 3, team="vision", preemptible=False, gpu_types=types)
         refusal = quota_refusal(cluster, request)
         assert refusal is not None
-        assert f"is guaranteed {guaranteed} and holds" in detail_of(refusal)
+        assert f"is guaranteed {guaranteed} and holds 2 " in detail_of(refusal)
+        assert ": 3 more of one type exceed it;" in detail_of(refusal)
     submit(cluster, Request("z", 2, team="vision", preemptible=False, gpu_types=("H100",)))
     assert "z" in cluster.leases
+
+
+def of_two_types(*teams: Team) -> ClusterState:
+    """Return servers h, with 8 H100, and a, with 8 A100, that the teams share with preemption."""
+    servers = (
+        Node(name, number, {}, tuple(Gpu(i, gpu_type) for i in range(8)))
+        for number, (name, gpu_type) in enumerate({"h": "H100", "a": "A100"}.items())
+    )
+    cluster = ClusterState([*servers])
+    cluster.apply(TeamsChanged(Teams(teams, preemption=bool(teams)), 0.0))
+    return cluster
+
+
+def test_a_job_that_is_not_preemptible_is_placed_on_types_that_its_team_is_guaranteed() -> None:
+    """Inside the guarantee of one type it took GPUs of another, which nobody could take back."""
+    cluster = of_two_types(Team("va", 8, {"A100": 8}), Team("hb", 8, {"H100": 8}))
+    for number in range(8):
+        submit(cluster, Request(f"va-{number}", 1, team="va", preemptible=False))
+    submit(cluster, Request("hb", 8, team="hb", gpu_types=("H100",)))
+    assert {lease.lease_id: lease.placement.node for lease in cluster.leases.values()} == {
+        **{f"va-{number}": "a" for number in range(8)},
+        "hb": "h",
+    }
+
+
+def test_a_job_that_is_not_preemptible_overtakes_on_no_other_type() -> None:
+    cluster = of_two_types(Team("va", 8, {"A100": 8}))
+    current = SchedulingPass(first_fit, get_order("fifo+backfill"), 1.0)
+
+    def ask(lease_id: str, gpus: int, runtime_s: float, **more: object) -> None:
+        request = Request(lease_id, gpus, team="va", expected_runtime_s=runtime_s, **more)  # type: ignore[arg-type]
+        cluster.apply(*allocator.submit(cluster, request, current))
+
+    ask("now", 4, 100.0, gpu_types=("A100",))
+    ask("ahead", 8, 100.0, gpu_types=("A100",))
+    ask("fixed", 1, 1000.0, preemptible=False)
+    assert list(cluster.leases) == ["now"]
+    (standing,) = standings(cluster, current, only=["fixed"])
+    assert (str(standing.refusal.kind), detail_of(standing.refusal)) == (
+        "behind_queue",
+        "4 A100 are free on a; starting now could delay ahead f462 (position 1, needs 8)",
+    )
+    ask("any", 1, 1000.0)
+    assert cluster.leases["any"].placement.node == "h"
+
+
+def test_what_is_free_of_another_type_does_not_count_in_the_reason() -> None:
+    cluster = of_two_types(Team("va", 8, {"A100": 8}))
+    submit(cluster, Request("all", 8, gpu_types=("A100",)))
+    request = Request("fixed", 1, team="va", preemptible=False)
+    assert refused(cluster, request) == ("no_capacity", "no server with 1 A100: none is free anywhere")
+    assert refused(cluster, replace(request, preemptible=True))[0] == "behind_queue"
+
+
+def test_a_job_that_only_fits_outside_its_teams_guarantee_waits_for_the_quota() -> None:
+    """It could start once another of its team has ended, so it is not said that it never fits."""
+    cluster = of_two_types(Team("va", 16, {"A100": 8, "H100": 8}))
+    submit(cluster, Request("held", 8, team="va", preemptible=False, gpu_types=("H100",)))
+    request = Request("fixed", 1, team="va", preemptible=False, required_node="h")
+    assert refused(cluster, request) == (
+        "quota",
+        "team va is guaranteed 8 H100 and holds 8 for jobs that are not preemptible: 1 more exceeds it; a "
+        "preemptible job may use what is free beyond that",
+    )
+    submit(cluster, request)
+    cluster.apply(*lease_steps.release(cluster, "held", 2.0))
+    cluster.apply(*allocator.schedule_pending(cluster, SchedulingPass(first_fit, fifo, 3.0)))
+    assert cluster.leases["fixed"].placement.node == "h"
+
+
+def test_what_is_held_outside_the_guarantee_is_said_where_it_uses_that_up() -> None:
+    cluster = of_two_types()
+    submit(cluster, Request("held", 8, team="va", preemptible=False, gpu_types=("H100",)))
+    cluster.apply(TeamsChanged(Teams((Team("va", 8, {"A100": 8}),), preemption=True), 0.0))
+    _, detail = refused(cluster, Request("more", 1, team="va", preemptible=False))
+    assert detail.startswith("team va is guaranteed 8 GPUs and holds 8 for jobs that are not preemptible: 1")
+
+
+def test_preemptible_jobs_use_up_no_guarantee_of_a_type_for_those_that_are_not() -> None:
+    """It was refused with "is guaranteed 8 A100 and holds 0 for jobs that are not preemptible: 1 exceeds"."""
+    cluster = of_two_types(Team("va", 8, {"A100": 8}))
+    cluster.apply(InventoryChanged(tuple(replace(state.node, gpus=GPUS) for state in cluster.nodes), 0.0))
+    submit(cluster, Request("lent", 8, team="va"))
+    submit(cluster, Request("own", 8, team="va", preemptible=False))
+    assert set(cluster.leases) == {"lent", "own"}
+    assert refused(cluster, Request("more", 1, team="va", preemptible=False)) == (
+        "quota",
+        "team va is guaranteed 8 A100 and holds 8 for jobs that are not preemptible: 1 more exceeds it; a "
+        "preemptible job may use what is free beyond that",
+    )
+
+
+def test_all_teams_up_the_tree_must_have_guarantee_left_of_one_type() -> None:
+    cluster = of_two_types(
+        Team("lab", 4, {"A100": 2, "H100": 2}), Team("y", 2, {"A100": 1, "H100": 1}, parent="lab")
+    )
+    submit(cluster, Request("lab", 2, team="lab", preemptible=False, gpu_types=("H100",)))
+    submit(cluster, Request("first", 1, team="y", preemptible=False))
+    assert cluster.leases["first"].placement.node == "a"
+    rest = "for jobs that are not preemptible: 1 more exceeds it; a preemptible job may use what is free"
+    assert refused(cluster, Request("second", 1, team="y", preemptible=False)) == (
+        "quota",
+        f"team lab is guaranteed 2 H100 and holds 2 {rest} beyond that",
+    )
 
 
 def test_behind_a_request_that_does_not_fit_a_guaranteed_one_of_another_team_goes_on() -> None:
