@@ -61,21 +61,16 @@ class QueueDiscipline:
 
     def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""
-        return list(self._between_teams(cluster, now, count_all=True))
+        return list(self.starting(cluster, now))
 
     def starting(self, cluster: ClusterState, now: float) -> Iterable[PendingRequest]:
         """Yield the pending requests in queue order, while the caller grants those that start."""
-        return self._between_teams(cluster, now, count_all=False)
-
-    def _between_teams(
-        self, cluster: ClusterState, now: float, *, count_all: bool
-    ) -> Iterable[PendingRequest]:
         ordered = self.arrange(cluster, now)
         if cluster.ledger is None or len(ordered) < 2:
             return ordered
         if self.compares_teams:
             return guaranteed_first(cluster.ledger, ordered)
-        return between_teams(cluster.ledger, ordered, count_all=count_all)
+        return between_teams(cluster.ledger, ordered)
 
 
 def by_arrival(cluster: ClusterState, now: float) -> list[PendingRequest]:

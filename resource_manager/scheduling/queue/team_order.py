@@ -18,9 +18,7 @@ Level = tuple[bool, float, float]
 Key = tuple[tuple[Level, ...], int]
 
 
-def between_teams(
-    ledger: TeamLedger, ordered: Iterable[PendingRequest], *, count_all: bool
-) -> Iterator[PendingRequest]:
+def between_teams(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iterator[PendingRequest]:
     """Yield the pending requests with the team whose turn it is first; `ordered` is the order inside a team.
 
     Next is the team whose first job stays inside its guarantee, then the one of which that job would make the
@@ -28,7 +26,6 @@ def between_teams(
     guarantee come last, by held + asked for their weight.
 
     The accounts are read again before each step, so that a caller who grants as it goes counts what started.
-    With `count_all` every request yielded counts as started, which gives positions in the queue.
     """
     queues: dict[str, deque[PendingRequest]] = {}
     for pending in _by_stated_priority(ledger, ordered):
@@ -45,8 +42,6 @@ def between_teams(
             continue
         pending = queue.popleft()
         yield pending
-        if count_all:
-            levels.add(pending.request)
         if queue:
             heappush(heap, (levels.key(queue[0]), team))
 
@@ -63,7 +58,6 @@ class _Levels:
 
     def __init__(self, ledger: TeamLedger) -> None:
         self.ledger = ledger
-        self.added: Counter[str] = Counter()
         self._known: dict[tuple[str, int, tuple[str, ...]], tuple[Level, ...]] = {}
         self._version = ledger.version
 
@@ -77,22 +71,16 @@ class _Levels:
         levels = self._known.get(shape)
         if levels is None:
             accounts = reversed(self.ledger.of(request).path)
-            levels = tuple(_level(account, request, self.added[account.name]) for account in accounts)
+            levels = tuple(_level(account, request) for account in accounts)
             self._known[shape] = levels
         return levels, pending.sequence
 
-    def add(self, request: Request) -> None:
-        """Count the request as started."""
-        self._known.clear()
-        for account in self.ledger.of(request).path:
-            self.added[account.name] += milli_of(request)
 
-
-def _level(account: Account, request: Request, more: int) -> Level:
-    would_hold = account.allocated + milli_of(request) + more
+def _level(account: Account, request: Request) -> Level:
+    would_hold = account.allocated + milli_of(request)
     weight = account.team.weight
     return (
-        not stays_inside(account, request, more),
+        not stays_inside(account, request),
         would_hold / account.guaranteed if account.guaranteed else math.inf,
         would_hold / weight if weight else math.inf,
     )

@@ -34,7 +34,6 @@ from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.placement.policies import fault_of
 from resource_manager.scheduling.preemption.preempting import (
     awaiting_release,
-    ending_for,
     held_back,
     kept_for,
 )
@@ -76,8 +75,8 @@ def standings(
     Do not change the cluster while iterating.
     """
     if cluster.preempting:
-        with held_back(cluster, current):
-            yield from list(_standings(cluster, current, only))
+        with held_back(cluster, current) as waiting:
+            yield from list(_standings(cluster, current, only, waiting))
     else:
         yield from _standings(cluster, current, only)
 
@@ -86,8 +85,9 @@ def _standings(
     cluster: ClusterState,
     current: SchedulingPass,
     only: Collection[str] | None,
+    waiting: Collection[str] = (),
 ) -> Iterator[Standing]:
-    reasons = _Reasons(cluster, current)
+    reasons = _Reasons(cluster, current, waiting)
     for position, entry in enumerate(current.order(cluster, current.now), 1):
         if only is None or entry.lease_id in only:
             yield Standing(position, entry, reasons.of(entry))
@@ -132,9 +132,12 @@ class _Reasons:
         self,
         cluster: ClusterState,
         current: SchedulingPass,
+        waiting: Collection[str],
     ) -> None:
         self._cluster = cluster
         self._current = current
+        self._served = waiting
+        """Ids of the requests for which what others free is held back: they are ahead of nobody."""
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
         self._reservations: Reservations | None = None
@@ -152,9 +155,8 @@ class _Reasons:
         """Advance to the requests behind this one."""
         entry = self._placed(entry)
         request = entry.request
-        if self._cluster.ledger is not None and (
-            stop_of(self._cluster.ledger, request) is not None or ending_for(self._cluster, request.lease_id)
-        ):
+        ledger = self._cluster.ledger
+        if request.lease_id in self._served or (ledger is not None and stop_of(ledger, request) is not None):
             return
         if self._ahead is None:
             is_stuck = self._node(request) is None or self._fault(request)

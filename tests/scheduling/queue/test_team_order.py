@@ -23,7 +23,7 @@ RULES = Teams((Team("a", 1), Team("b", 2), Team("free")))
 
 def queued(rules: Teams, *asked: tuple[str, str, int, int]) -> ClusterState:
     """Return a cluster with these pending requests: id, team, GPUs, priority."""
-    cluster = ClusterState([node("a", 8, 64)])
+    cluster = ClusterState([node("a", 48, 64)])
     cluster.apply(TeamsChanged(rules, 0.0))
     for number, (lease_id, team, gpus, priority) in enumerate(asked, 1):
         cluster.apply(Queued(Request(lease_id, gpus, team=team, priority=priority), 0.0, number, 0.0))
@@ -31,7 +31,13 @@ def queued(rules: Teams, *asked: tuple[str, str, int, int]) -> ClusterState:
 
 
 def names(cluster: ClusterState) -> list[str]:
-    return [pending.lease_id for pending in fifo(cluster, 0.0)]
+    """Return the order in which the requests start, each as soon as it is its turn."""
+    found = []
+    for pending in fifo.starting(cluster, 0.0):
+        found.append(pending.lease_id)
+        place = cluster.nodes[0].place(pending.request)
+        cluster.apply(allocator.grant(cluster, pending.request, (place,), 0.0))
+    return found
 
 
 def test_the_share_that_the_job_would_make_decides() -> None:
@@ -60,7 +66,7 @@ def test_in_a_team_the_queue_order_applies_and_with_preemption_the_priority_lead
 def test_only_what_started_counts_while_granting() -> None:
     cluster = queued(RULES, ("big", "b", 2, 0), ("x", "a", 1, 0), ("y", "free", 1, 0))
     cluster.apply(
-        allocator.allocate(cluster, Request("r", 7, team="other"), SchedulingPass(first_fit, fifo, 0.0))[0]
+        allocator.allocate(cluster, Request("r", 47, team="other"), SchedulingPass(first_fit, fifo, 0.0))[0]
     )
     changes = allocator.schedule_pending(cluster, SchedulingPass(first_fit, fifo, 1.0))
     assert [change.lease.lease_id for change in changes] == ["x"]  # type: ignore[union-attr]
@@ -81,7 +87,8 @@ def test_the_heap_gives_the_order_of_a_search_over_all_teams(
         )
     )
     cluster = queued(rules, *((f"j{i}", f"t{team}", gpus, 0) for i, (team, gpus) in enumerate(asked)))
-    assert names(cluster) == list(_searched(cluster))
+    expected = list(_searched(cluster))
+    assert names(cluster) == expected
 
 
 def _searched(cluster: ClusterState) -> Iterator[str]:
@@ -131,8 +138,10 @@ def test_without_guarantees_the_weight_decides_and_a_weight_of_zero_comes_last()
     assert names(queued(rules, *asked)) == ["h1", "l1", "l2", "n"]
 
 
-def test_what_would_start_before_counts_for_the_guarantee() -> None:
-    """The second job of `a` is outside it once the first has started, so `b` comes before it."""
-    rules = Teams((Team("a", 4), Team("b", 1)))
-    asked = (("a1", "a", 3, 0), ("a2", "a", 2, 0), ("b1", "b", 1, 0))
+def test_what_started_before_counts_for_the_guarantee() -> None:
+    """The second job of `a` is outside it once the first has started; while that waits, it is not."""
+    rules = Teams((Team("a", 4), Team("b", 2)))
+    asked = (("a1", "a", 3, 0), ("a2", "a", 2, 0), ("b1", "b", 2, 0))
     assert names(queued(rules, *asked)) == ["a1", "b1", "a2"]
+    waiting = queued(rules, *asked)
+    assert [pending.lease_id for pending in fifo(waiting, 0.0)] == ["a1", "a2", "b1"]

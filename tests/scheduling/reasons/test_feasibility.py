@@ -6,18 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
 from resource_manager.core.server_facts import IsDrained, LeftInventory
+from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
+from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy, select_placement
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.reasons.feasibility import explain, refusals_of, standings, verdict
+from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
+from tests.scheduling.shared_cluster import Shared
+
+NOW = 1.7e9
 
 FIRST_FIT = get_policy("first_fit")
 FIFO = get_order("fifo")
@@ -176,3 +182,45 @@ def test_a_server_has_a_reason_exactly_if_it_cannot_take_the_request(
         assert answer.could_fit is could_ever_fit(cluster.by_name[answer.node].node, request)
     granted = select_placement(cluster, request, FIRST_FIT)
     assert (granted.node if granted else None) == next((a.node for a in answers if a.fits), None)
+
+
+def test_who_waits_behind_those_that_cannot_start_is_not_told_that_it_starts_next() -> None:
+    """A request ahead counted as started, whatever kept it, and let another team's go before its next one."""
+    cluster = ClusterState(nodes("abc", 8))
+    cluster.apply(TeamsChanged(Teams((Team("a", 8), Team("b", 8))), 0.0))
+    current = SchedulingPass(FIRST_FIT, get_order("priority+backfill"), NOW)
+
+    def submit(lease_id: str, gpus: int, on: str, team: str, hours: float) -> None:
+        request = Request(lease_id, gpus, required_node=on, team=team, expected_runtime_s=hours * 3600)
+        cluster.apply(*allocator.submit(cluster, request, current))
+
+    submit("held", 8, "a", "b", 100.0)
+    submit("short", 4, "b", "c", 1.0)
+    cluster.apply(Drained("c", NOW))
+    submit("a1", 8, "c", "a", 1.0)
+    submit("a2", 8, "b", "a", 1.0)
+    submit("b1", 2, "b", "b", 10.0)
+    found = {standing.entry.lease_id: standing for standing in standings(cluster, current)}
+    assert list(found) == ["a1", "a2", "b1"]
+    assert detail_of(found["b1"].refusal).endswith("could delay a2 kw4n (position 2, needs 8)")
+    ahead = estimate_starts(cluster, current)["b1"]
+    assert ahead.at == NOW + 2 * 3600.0
+
+
+def test_a_request_with_no_place_after_its_victims_is_ahead_like_any_other() -> None:
+    shared = Shared(
+        Team("vision", 8), Team("speech", 6), letters="ab", gpus=8, order=get_order("fifo+backfill")
+    )
+    shared.submit("lent", 8, team="nlp", required_node="a", expected_runtime_s=3600.0)
+    shared.submit("other", 6, team="speech", required_node="b", expected_runtime_s=3600.0)
+    shared.submit("mine", 8, team="vision", expected_runtime_s=3600.0)
+    assert shared.preempting() == {"lent": "mine"}
+    new = refusals_of(shared.state, [Request("new", 2)], shared.current)["new"]
+    assert detail_of(new) == "2 GPUs are free on b; no request is ahead: it fits by now, ask again"
+    shared.do([Drained("a", shared.now)])
+    shared.submit("behind", 2, team="nlp", expected_runtime_s=7200.0)
+    assert "behind" in shared.state.pending
+    assert shared.refusal("behind") == (
+        "behind_queue",
+        "2 GPUs are free on b; starting now could delay mine 3hmc (position 1, needs 8)",
+    )
