@@ -55,6 +55,13 @@ _VERBS = ("must ", "may ", "is ", "has ", "names ")
 _CHARACTERS = re.compile(r"\^\[(?!\^)(.+)\][+*]\$")
 """A pattern that lists the characters which a text may have."""
 
+_NO_RESOURCES = {
+    "cpus": "are a field of their",
+    "gpus": "are a field of their",
+    "gpu_milli": "is a field of its",
+}
+"""Names that no other resource may have: amounts of both would count as one."""
+
 
 class Demand(BaseModel):
     """The demand of a task. REST bodies, options, operators, forms and `explain` derive from these fields.
@@ -205,9 +212,12 @@ class Demand(BaseModel):
 
     @field_validator("resources")
     @classmethod
-    def _not_the_cpus(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "cpus" in value:
-            raise PydanticCustomError("cpus", "has cpus, which are a field of their own: cpus")
+    def _no_other_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, its in _NO_RESOURCES.items():
+            if name in value:
+                raise PydanticCustomError(
+                    "own_field", "has {name}, which {its} own: {name}", {"name": name, "its": its}
+                )
         return value
 
     @model_validator(mode="wrap")

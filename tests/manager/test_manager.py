@@ -304,9 +304,14 @@ class TestLeases:
             manager.renew("a", fencing_token=old["fencing_token"])
         assert manager.release_resources("a", fencing_token=new["fencing_token"]) is True
 
-    def test_resources_do_not_override_the_cpus(self, manager: GPUResourceManager) -> None:
-        with pytest.raises(InvalidRequestError, match=r"^resources has cpus, which are a field of their own"):
-            manager.allocate_resources("a", 2, 8, resources={"cpus": 0})
+    @pytest.mark.parametrize("name", ["cpus", "gpus", "gpu_milli"])
+    def test_resources_do_not_override_the_cpus_or_the_gpus(
+        self, manager: GPUResourceManager, name: str
+    ) -> None:
+        """An order that compares shares counted the resource `gpu_milli` instead of the GPUs."""
+        its = "which is a field of its own" if name == "gpu_milli" else "which are a field of their own"
+        with pytest.raises(InvalidRequestError, match=rf"^resources has {name}, {its}: {name}$"):
+            manager.allocate_resources("a", 2, 8, resources={name: 0})
 
     def test_fractions_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]

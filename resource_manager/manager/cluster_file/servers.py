@@ -159,6 +159,8 @@ class Server(BaseModel):
             raise ValueError(f"gang_ports must be the first and the last port, got {list(self.gang_ports)}")
         if "cpus" in self.resources or (self.memory_mib is not None and "memory_mib" in self.resources):
             raise ValueError("cpus and memory_mib have keys of their own; remove them from resources")
+        if not self.resources.keys().isdisjoint(("gpus", "gpu_milli")):
+            raise ValueError("gpus and gpu_milli have a key of their own: gpus; remove them from resources")
         joined = list(chain.from_iterable(self.islands or ()))
         if joined and (len({*joined}) < len(joined) or {*joined} - {gpu.gpu_id for gpu in self.gpu_list()}):
             raise ValueError("islands must name GPUs of the server, each once")

@@ -135,6 +135,8 @@ ids = [7]
             "vendor: .*amd",
         ),
         ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { cpus = 9 }\n", 1, "keys of their own"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { gpus = 9 }\n", 1, "remove them from resources"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { gpu_milli = 3 }\n", 1, "key of their own: gpus;"),
         (
             "[[servers]]\nname = 'a'\ncpus = 1\nmemory_mib = 1\nresources = { memory_mib = 9 }\n",
             1,
