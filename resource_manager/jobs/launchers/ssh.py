@@ -31,7 +31,7 @@ from resource_manager.jobs.launchers.directory_launcher import (
     refusal,
     time_for,
 )
-from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
+from resource_manager.jobs.launchers.plain_ssh import CONNECT_TIMEOUT_S, parts_of, silence
 from resource_manager.jobs.launchers.server_library import library_of
 from resource_manager.jobs.launchers.ssh_python import PythonServer, SSHPython
 from resource_manager.jobs.launchers.ssh_standing import PROGRAM
@@ -256,6 +256,10 @@ def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:
     given: dict[str, Any] = {"remote_host": host, "username": user, "port": port}
     check_connection(ssh_conn_id, "ssh")
     try:
-        return SSHHook(ssh_conn_id=ssh_conn_id, **{name: value for name, value in given.items() if value})
+        hook = SSHHook(ssh_conn_id=ssh_conn_id, **{name: value for name, value in given.items() if value})
     except Exception as error:
         raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
+    if hook.conn_timeout is None:
+        hook.conn_timeout = CONNECT_TIMEOUT_S  # without one it waits as long as TCP does: two minutes
+    hook.conn_retry_attempts = 1  # who asks tries again; older providers try three times nonetheless
+    return hook

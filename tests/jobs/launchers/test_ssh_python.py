@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -10,9 +11,11 @@ import paramiko
 import psutil
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
     NoAnswerError,
+    open_at,
     ssh_standing,
     standing_program,
 )
@@ -187,6 +190,23 @@ class TestTheLogIn:
         with pytest.raises(LauncherUnreachableError, match="Administratively prohibited"):
             account.run()
         assert [is_active(client) for client in account.logins] == [False]
+
+    @pytest.mark.parametrize(("extra", "limit_s"), [("{}", 10), ('{"conn_timeout": 3}', 3)])
+    @pytest.mark.filterwarnings("ignore")
+    def test_by_an_airflow_connection_gives_a_silent_server_up_in_time(self, monkeypatch, extra, limit_s):
+        """Airflow's hook waits by itself for as long as TCP does, three times: minutes for each look."""
+        limits = []
+
+        def connect(_client, **arguments):
+            limits.append(arguments["timeout"])
+            raise TimeoutError("timed out")
+
+        monkeypatch.setenv("AIRFLOW_CONN_GPUS", f'{{"conn_type": "ssh", "extra": {extra}}}')
+        monkeypatch.setattr(paramiko.SSHClient, "connect", connect)
+        place = JobPlace("ssh", f"silent-{limit_s}", "gpus")
+        with closing(open_at(place)) as launcher, pytest.raises(NoAnswerError, match="timed out"):
+            launcher.status("job")
+        assert limits == [limit_s]
 
     def test_is_replaced_after_the_connection_was_lost(self, account):
         account.run()
