@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -555,6 +556,32 @@ def test_a_server_that_gives_no_answer_is_asked_once_a_look(asks, launch_by):
     launch_by(lambda place: Silent(place=replace(place, address="")), "local")
     assert fire(asks("true", unreachable_s=0.05))["state"] == EndState.JOB_UNREACHABLE
     assert set(questions) == {"logs"}
+
+
+def test_a_look_at_a_silent_server_occupies_no_thread_of_all_triggers(asks, launch_by):
+    """Some of them kept the looks at healthy jobs waiting, until these counted as out of reach."""
+    looks, answers = threading.Event(), threading.Event()
+
+    class Silent(LocalLauncher):
+        def logs(self, key, offset=0):
+            looks.set()
+            answers.wait(10.0)
+            return super().logs(key, offset)
+
+    launch_by(lambda place: Silent(place=replace(place, address="")), "local")
+    trigger = asks("echo it")
+
+    async def run():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        first = asyncio.ensure_future(anext(trigger.run()))
+        while not looks.is_set():
+            await asyncio.sleep(0.02)
+        await asyncio.wait_for(asyncio.to_thread(answers.set), 5.0)
+        event = await first
+        await trigger.cleanup()
+        return event.payload
+
+    assert asyncio.run(run())["last_line"] == "it"
 
 
 def test_a_job_whose_output_never_comes_has_ended_all_the_same(asks, manager):

@@ -1,6 +1,7 @@
 """Triggers that wait for a grant, for free GPUs and for the end of a lease."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.operators import GPUTrainingOperator
     from resource_manager.airflow.shared_manager import SharedManager
+    from resource_manager.airflow.task_trigger.base import LAUNCHER_THREADS
     from resource_manager.airflow.task_trigger.events import GrantState
     from resource_manager.airflow.task_trigger.waits import (
         FreeCapacityTrigger,
@@ -24,6 +26,9 @@ with warnings.catch_warnings():
     )
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import LauncherUnreachableError
+from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.servers import default_inventory
 from tests.airflow.asking import ask
@@ -156,6 +161,39 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, fast_tr
     lease = ask(manager, TASK, 8)
     over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
     assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {}
+
+
+def test_leases_whose_servers_are_silent_hold_up_no_start_while_their_end_is_waited_for(
+    manager, fast_triggers, launch_by
+):
+    lease = ask(manager, TASK, 8)
+    there = JobPlace("local", machine="gpu-a/1", folder="/jobs", mark="f00d", user="ada")
+    manager.place_job(TASK.lease_id, [there], fencing_token=lease["fencing_token"])
+    looks, all_look, answers = itertools.count(1), threading.Event(), threading.Event()
+
+    class Silent(LocalLauncher):
+        def status(self, key):
+            if next(looks) == LAUNCHER_THREADS:
+                all_look.set()
+            answers.wait(10.0)
+            raise LauncherUnreachableError("no answer")
+
+    launch_by(lambda place: Silent())
+
+    async def run():
+        waits = [LeaseEndTrigger(asdict(TASK), lease["fencing_token"]) for _ in range(LAUNCHER_THREADS)]
+        firing = [asyncio.ensure_future(anext(each.run())) for each in waits]
+        while not all_look.is_set():
+            await asyncio.sleep(0.02)
+        try:
+            await asyncio.wait_for(GrantTrigger(asdict(TASK)).begin_launcher(lambda: None), 5.0)
+        finally:
+            answers.set()
+        for each in firing:
+            each.cancel()
+        await asyncio.wait(firing)
+
+    asyncio.run(run())
 
 
 def test_triggers_survive_serialization(manager):

@@ -12,7 +12,7 @@ from airflow.triggers.base import TriggerEvent
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.task_trigger.base import PlainTrigger
+from resource_manager.airflow.task_trigger.base import PlainTrigger, launcher_threads
 from resource_manager.airflow.task_trigger.events import Event
 from resource_manager.airflow.task_trigger.notes import TaskNotes
 from resource_manager.airflow.version_compat import in_thread
@@ -133,5 +133,5 @@ class SlurmTrigger(PlainTrigger):
 
     async def on_kill(self) -> None:
         """End the job of a task that a user ended; keep that of a cleared or moved task."""
-        if await in_thread(end_unless_wanted, self.identity, self.place):
+        if await in_thread(end_unless_wanted, self.identity, self.place, executor=launcher_threads()):
             self.log.info("the task was ended in Airflow; its job on Slurm was ended")

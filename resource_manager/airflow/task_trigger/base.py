@@ -126,9 +126,12 @@ class TaskBoundTrigger(PlainTrigger):
             )
         return await self._fire(event)
 
-    def begin_launcher(self, act: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
-        """Begin a call of launchers in a thread; one at a time."""
-        self._calling = asyncio.ensure_future(in_thread(act, *args, executor=launcher_threads(), **options))
+    def begin_launcher(
+        self, act: Callable[..., T], *args: Any, threads: ThreadPoolExecutor | None = None, **options: Any
+    ) -> asyncio.Future[T]:
+        """Begin a call of launchers in a thread of these, or of those for all launchers; one at a time."""
+        threads = threads or launcher_threads()
+        self._calling = asyncio.ensure_future(in_thread(act, *args, executor=threads, **options))
         return self._calling
 
     async def await_launcher(self) -> None:
@@ -147,5 +150,5 @@ class TaskBoundTrigger(PlainTrigger):
         if entry is not None and TaskIdentity.from_labels(entry["labels"]) == self.identity:
             manager = await self.shared.call(lambda manager: manager)
             with asked_by(self.identity.by):
-                done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
+                done = await in_thread(reconcile.end, manager, entry, executor=launcher_threads())
             self.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)

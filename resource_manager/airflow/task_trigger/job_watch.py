@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from resource_manager.airflow import shared_manager
@@ -21,7 +20,7 @@ from resource_manager.airflow.use_meter import UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import DeadlineLog
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
+from resource_manager.jobs.gang_job import DoneWhen
 from resource_manager.jobs.job_preemption import is_taken
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
@@ -74,13 +73,10 @@ class JobWatch:
         self._idle = IdleWarning(lambda line: self._log.warning("%s", line))
         self._warned_of = ""
         self._deadline = DeadlineLog(self._log)
-        # A server that is cut off must not occupy the threads of all triggers.
-        self._threads = (
-            ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang") if len(self.jobs) > 1 else None
-        )
         self._places = [PlaceWatch.of(job.place) for job in self.jobs]
         self._watches = [
-            MemberWatch(job, self._log, self._threads, copies_log=job.rank == 0) for job in self.jobs
+            MemberWatch(job, self._log, place.threads, copies_log=job.rank == 0)
+            for place, job in zip(self._places, self.jobs, strict=True)
         ]
 
     async def recall(self) -> None:
@@ -163,8 +159,6 @@ class JobWatch:
             self._renewal.cancel()
         for watch in self._watches:
             await watch.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
 
     async def _measure_if_due(self) -> None:
         """Add what the lease's GPUs do now, every `USE_EVERY_S`."""

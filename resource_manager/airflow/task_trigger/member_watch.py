@@ -27,12 +27,10 @@ READ_S = 5.0
 class MemberWatch:
     """State of a member's job when it was last reached; with `copies_log` its output goes to the trigger's.
 
-    Its launcher is used by one thread at a time. `executor` runs the calls, None the event loop's own.
+    Its launcher is used by one thread at a time, of `threads`.
     """
 
-    def __init__(
-        self, job: RunningJob, log: Any, executor: ThreadPoolExecutor | None, *, copies_log: bool
-    ) -> None:
+    def __init__(self, job: RunningJob, log: Any, threads: ThreadPoolExecutor, *, copies_log: bool) -> None:
         self.job = job
         self.status = JobStatus(JobState.RUNNING)
         self.silent_s = 0.0
@@ -43,7 +41,7 @@ class MemberWatch:
         self.look: asyncio.Task[None] | None = None
         self._unread_end: JobStatus | None = None
         self._log = log
-        self._executor = executor
+        self._threads = threads
         self._copies_log = copies_log
         self._launcher: Launcher | None = None
         self._pending: asyncio.Future[Any] | None = None
@@ -139,7 +137,7 @@ class MemberWatch:
         if self._pending is not None:
             await asyncio.wait([self._pending])
         if self._launcher is not None:
-            await in_thread(self._launcher.close)
+            await in_thread(self._launcher.close, executor=self._threads)
 
     async def _call(self, act: Callable[[Launcher], T]) -> T:
         def call() -> T:
@@ -147,5 +145,5 @@ class MemberWatch:
                 self._launcher = self.job.open()
             return act(self._launcher)
 
-        self._pending = asyncio.ensure_future(in_thread(call, executor=self._executor))
+        self._pending = asyncio.ensure_future(in_thread(call, executor=self._threads))
         return await asyncio.shield(self._pending)

@@ -8,10 +8,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from resource_manager.airflow.version_compat import of_same_loop
 from resource_manager.core.models import JobPlace
@@ -29,16 +30,24 @@ LINGER_S = 30.0
 
 RETRY_S = 5.0
 
+LOOKS_AT_ONCE = 8
+"""Most jobs of a place that are looked at at the same time."""
+
 
 class PlaceWatch:
-    """Look at the jobs of one place, in a thread of its own; while it stands, nobody need look at a job."""
+    """Look at the jobs of one place, in a thread of its own; while it stands, nobody need look at a job.
 
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[JobPlace, PlaceWatch]]] = (
-        WeakKeyDictionary()
-    )
+    It lives for as long as somebody watches a job there.
+    """
+
+    _all: ClassVar[
+        WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[JobPlace, PlaceWatch]]
+    ] = WeakKeyDictionary()
 
     def __init__(self, place: JobPlace) -> None:
         self.is_standing = False
+        self.threads = ThreadPoolExecutor(LOOKS_AT_ONCE, "gpu-look")
+        """For the looks at single jobs: a silent server must not occupy the threads of all triggers."""
         self._place = place
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -48,10 +57,11 @@ class PlaceWatch:
     @classmethod
     def of(cls, place: JobPlace) -> PlaceWatch:
         """Return the watch of a place in the running event loop."""
-        watches = cls._all.setdefault(asyncio.get_running_loop(), {})
-        if place not in watches:
-            watches[place] = cls(place)
-        return watches[place]
+        watches = cls._all.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+        watch = watches.get(place)
+        if watch is None:
+            watch = watches[place] = cls(place)
+        return watch
 
     @contextmanager
     def watching(self, key: str, changed: asyncio.Event) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
@@ -180,12 +181,13 @@ class LeaseEndTrigger(TaskBoundTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         ask_agents_through(self.shared.service)
         changed = asyncio.Event()
+        thread = ThreadPoolExecutor(1, "gpu-look")  # a silent server may occupy it for as long as it likes
         with self.shared.watching(self.identity.lease_id, changed):
-            while await self._is_there(changed):
+            while await self._is_there(changed, thread):
                 await self.shared.until_set(changed, base.OUTAGE_POLL_S)
         yield await self._fire({})
 
-    async def _is_there(self, changed: asyncio.Event) -> bool:
+    async def _is_there(self, changed: asyncio.Event, thread: ThreadPoolExecutor) -> bool:
         lease_id = self.identity.lease_id
         changed.clear()
         try:
@@ -196,7 +198,7 @@ class LeaseEndTrigger(TaskBoundTrigger):
             if status is None or status["fencing_token"] != self.fencing_token:
                 return False
             gang = GangJob.of(status)
-            return gang is None or not await self.begin_launcher(gang.is_gone)
+            return gang is None or not await self.begin_launcher(gang.is_gone, threads=thread)
         except (errors.ResourceManagerError, AirflowException) as error:
             self.log.warning("it is unknown whether the lease has ended; still waiting: %s", error)
             return True
