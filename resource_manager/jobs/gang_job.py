@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from contextvars import copy_context
+from contextlib import closing, contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from resource_manager.jobs.launchers import (
     Launcher,
     LauncherError,
     LauncherUnreachableError,
+    NoAnswerError,
 )
 from resource_manager.jobs.running_job import RunningJob
 
@@ -29,6 +30,9 @@ ORDER_LABEL = "startup_order"
 """Label of a lease with its `StartupOrder`, if it is not the default."""
 
 T = TypeVar("T")
+
+_silent: ContextVar[dict[tuple[str, str, str], str]] = ContextVar("silent")
+"""Launcher, address and connection of places that gave no answer, and why, where they are asked once."""
 
 
 class StartupOrder(StrEnum):
@@ -208,11 +212,18 @@ class GangJob:
     ) -> tuple[dict[int, T], dict[int, LauncherError]]:
         """Return the answers and the errors by rank; each job has a connection of its own."""
 
+        silent = _silent.get({})
+
         def one(job: RunningJob) -> T | LauncherError:
+            place = (job.place.launcher, job.place.address, job.place.conn_id)
             try:
+                if place in silent:
+                    raise NoAnswerError(silent[place])
                 with closing(job.open()) as launcher:
                     return act(launcher, job)
             except LauncherError as error:
+                if isinstance(error, NoAnswerError):
+                    silent[place] = str(error)
                 error.server = job.server
                 if len(self.jobs) == 1:
                     return error
@@ -235,6 +246,16 @@ class GangJob:
             else:
                 answers[job.rank] = answer
         return answers, errors
+
+
+@contextmanager
+def asking_silent_places_once() -> Iterator[None]:
+    """Ask a place that gave no answer nothing more inside: other questions would wait as long in vain."""
+    before = _silent.set({})
+    try:
+        yield
+    finally:
+        _silent.reset(before)
 
 
 def _start_of_threads() -> Callable[[], None] | None:

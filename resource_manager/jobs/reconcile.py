@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from resource_manager.core.changes import Drained, JobEnd, Outcome
 from resource_manager.core.search import is_unsearched
 from resource_manager.errors import JobPlacedError, LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.gang_job import GangJob, Stopped
+from resource_manager.jobs.gang_job import GangJob, Stopped, asking_silent_places_once
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, queue_again, waits_again
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.running_job import is_remainder
@@ -205,6 +205,7 @@ class Reconciliation:
     other_instances: int
 
 
+@asking_silent_places_once()
 def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Reconciliation:
     """Compare the leases and pending requests of the Airflow with this instance id with its task instances.
 
@@ -213,7 +214,8 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     by force end once their jobs can be stopped, whatever the task does. Leases of other Airflow instances,
     whose tasks `states` cannot see, are only counted. Leases of no Airflow task (of `gpu-manager run`, REST,
     Python) have their TTL; one whose job was placed ends here once that job is seen to be over. Servers of a
-    restored state are searched for jobs of leases that it does not know.
+    restored state are searched for jobs of leases that it does not know. A place that gives no answer is
+    asked once: else leases there would take the time of all others.
     """
     entries: list[Submission] = [*manager.leases(), *manager.queue()]
     of_tasks = [

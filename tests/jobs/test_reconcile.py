@@ -10,7 +10,13 @@ from resource_manager.core.models import JobPlace
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs import reconcile as reconcile_module
-from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers import (
+    LAUNCHERS,
+    Job,
+    JobState,
+    LauncherUnreachableError,
+    NoAnswerError,
+)
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
 from resource_manager.jobs.running_job import RunningJob
@@ -97,6 +103,54 @@ def test_a_lease_is_kept_while_its_job_is_unreachable(manager):
     assert action.action == "kept"
     assert "elsewhere" in action.detail
     assert len(manager.leases()) == 1
+
+
+@pytest.fixture
+def at_ssh(manager, monkeypatch):
+    """Return at_ssh(error, *tasks): the jobs of these tasks are on one server, whose launcher raises that.
+
+    It returns the list of the questions that were asked there.
+    """
+    there = JobPlace("ssh", "gpu-a", machine="gpu-a/1", folder="/jobs", mark="f00d", user="ada")
+
+    def put(error, *tasks):
+        questions = []
+
+        class Failing(LocalLauncher):
+            def ask(self, act, **arguments):
+                questions.append(act)
+                raise error
+
+        monkeypatch.setitem(LAUNCHERS, "ssh", lambda place: Failing())
+        for task in tasks:
+            lease = submit(manager, task, 2)
+            manager.place_job(task.lease_id, [there], fencing_token=lease["fencing_token"])
+        assert len({lease["server_name"] for lease in manager.leases()}) == 1
+        return questions
+
+    return put
+
+
+def test_a_place_that_gives_no_answer_is_asked_once_in_a_pass_and_holds_up_no_other(manager, at_ssh):
+    """Each question takes as long as a connection may, and a run of the DAG has ten minutes."""
+    lost = [identity(f"lost{number}") for number in range(3)]
+    questions = at_ssh(NoAnswerError("gpu-a does not answer"), *lost)
+    over = identity("over")
+    start_job(manager, over, "sleep 60")
+    for asked in (1, 2):
+        done = {action.task_id: action for action in reconcile(manager, States())}
+        assert len(questions) == asked
+        assert {(done[task.lease_id].action, done[task.lease_id].detail) for task in lost} == {
+            ("kept", "its job may still run: gpu-a does not answer")
+        }
+        assert asked == 2 or done[over.lease_id].action == "released"
+
+
+def test_a_job_that_cannot_be_ended_keeps_no_other_at_its_place(manager, at_ssh):
+    lost = [identity(f"lost{number}") for number in range(3)]
+    questions = at_ssh(LauncherUnreachableError("it is being ended and still runs"), *lost)
+    assert {action.action for action in reconcile(manager, States())} == {"kept"}
+    assert len(questions) == 3
 
 
 def test_a_lease_whose_job_was_not_placed_is_released_wherever_its_task_ran(manager):
