@@ -29,6 +29,7 @@ from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
 from tests.airflow.tasks import TASK, again, asked, context_of, fire, until
+from tests.eventually import wait_for
 from tests.jobs.test_reconcile import States
 
 SERVERS = [
@@ -164,6 +165,27 @@ def test_the_last_attempt_names_the_server(manager, servers):
     )
     assert manager.leases() == []
     assert servers.jobs == []
+
+
+@pytest.mark.parametrize("goes_on", ["this triggerer", "the next one"])
+def test_a_later_request_of_a_gang_that_somebody_cancels_ends_its_try(manager, servers, goes_on):
+    servers.refuse["10.0.0.2"] = "prepare"
+    asks = asked(train(start_attempts=3, nodes=4))
+    manager.submit("other", 4, 1, nodes=4)  # granted before the gang asks again
+
+    def is_second():
+        return [each["labels"].get("start_attempt") for each in manager.queue()] == ["2"]
+
+    def cancel():
+        wait_for(is_second)
+        manager.cancel(TASK.lease_id, reason="not today")
+
+    if goes_on == "the next one":
+        until(asks, is_second)
+        asks = again(asks)
+    event = fire(asks, cancel)
+    assert event["detail"] == f"{manager.history()[-1]['by']} cancelled its request: not today"
+    assert manager.queue() == []
 
 
 def test_the_next_attempt_avoids_the_server_that_did_not_start(manager, servers):

@@ -156,6 +156,19 @@ def test_a_job_that_somebody_stopped_before_it_began_ends_its_try(
     assert manager.leases() == []
 
 
+def test_a_job_that_was_stopped_before_it_began_begins_under_a_new_lease_if_nobody_ended_its_own(
+    asks, manager, monkeypatch, pause
+):
+
+    def stop():
+        present(GangJob.of(manager.leases()[0])).stop()
+
+    pause({"airflow.task_trigger.task_lease.STOPPER_S": 0.1})
+    interrupted(monkeypatch, GangJob, "start", "before", stop, None)
+    assert fire(asks("echo over"))["last_line"] == "over"
+    assert outcomes(manager) == ["CANCELLED", "SUCCESS"]
+
+
 def test_a_wait_beyond_its_limit_leaves_the_queue(asks, manager):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)

@@ -40,7 +40,8 @@ class TaskLease:
     def __init__(self, trigger: TaskBoundTrigger, plan: TaskPlan) -> None:
         self._trigger, self._plan = trigger, plan
         self._held: Allocation | None = None
-        self._has_released = False
+        self._asked = 1
+        """Last attempt for which the task has asked: in its worker for the first; 0 after its own release."""
         self.was_gone = False
         """Whether somebody else ended the lease before its release."""
 
@@ -79,19 +80,22 @@ class TaskLease:
         Raises `AirflowException` if somebody else ended it: the task asked, and is not to come back.
         """
         if status is not None and not (status["state"] == "ERROR" and status["revoked"]):
+            self._asked = attempt
             return status
         if not await in_thread(is_wanted, self._trigger.identity):
             raise AirflowException("the task was ended")
-        is_first = status is None and attempt == 1 and not self._has_released
-        if is_first and (who := await self.ended_by()):
+        is_gone = status is None and attempt <= self._asked
+        if is_gone and (who := await self.ended_by()):
             raise AirflowException(who)
         demand = self._plan.demand
         if attempt > 1:
             labels = {**demand.labels, ATTEMPT_LABEL: str(attempt)}
             demand = demand.model_copy(update={"labels": labels})
-        return await self._with_manager(
+        submitted = await self._with_manager(
             submit, demand, self._trigger.identity, is_weight=self._plan.is_weight
         )
+        self._asked = attempt
+        return submitted
 
     async def ended_by(self) -> str:
         """Return who ended the lease or request, which is gone; empty if it is unknown."""
@@ -121,7 +125,7 @@ class TaskLease:
             self._trigger.log.error("%s", error)
             return None
 
-    async def pending(self) -> QueueEntry | None:
+    async def pending(self, attempt: int) -> QueueEntry | None:
         """Return the task's pending request as read for all tasks of this triggerer, None if it has none.
 
         A triggerer that takes over hundreds of tasks asked for each of them before it started a job.
@@ -133,7 +137,10 @@ class TaskLease:
             return await shared.waiting(identity.lease_id) if shared.is_waiting(identity.lease_id) else None
 
         entry = await self._trigger.outlast(read)
-        return entry if entry is not None and is_of(entry, identity) else None
+        if entry is None or not is_of(entry, identity):
+            return None
+        self._asked = attempt
+        return entry
 
     async def cancel(self, entry: QueueEntry) -> bool:
         """Cancel the pending request; return False if it is gone."""
@@ -173,7 +180,8 @@ class TaskLease:
                 self.allocation = await self.renew()
             await asyncio.sleep(min(STEP_S, patience_s / 10))
         self.was_gone = done.action is ActionKind.GONE_BEFORE
-        self._has_released = not self.was_gone
+        if not self.was_gone:
+            self._asked = 0
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(
                 "%s; the GPUs of that member stay allocated until it is gone", done.detail

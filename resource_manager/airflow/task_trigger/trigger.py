@@ -101,7 +101,7 @@ class TaskTrigger(TaskBoundTrigger):
             return TaskState.ENDING
         wait = GrantWait(self, self.plan.max_wait_s)
         # What was read for all may be of an earlier wait, but for the first.
-        status: Submission | None = None if self._waited else await self._lease.pending()
+        status: Submission | None = None if self._waited else await self._lease.pending(self._notes.attempt)
         status = status or await self._request()
         while status is not None and status["state"] == "WAITING":
             wait.before_s = await self._before_s(status)
