@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -54,6 +55,7 @@ __all__ = [
     "is_first_try_since_cleared",
     "of_same_loop",
     "set_xcom",
+    "task_that_may_ask",
     "user_of",
 ]
 
@@ -98,6 +100,18 @@ def of_same_loop() -> Callable[[], None]:
         ours.main_event_loop, ours.main_event_loop_pid = loop, os.getpid()
 
     return enter
+
+
+def task_that_may_ask(awaitable: Awaitable[R]) -> asyncio.Future[R]:
+    """Run it in a task whose synchronous code may ask Airflow as that of the running one may, in a trigger.
+
+    Since 3.1 Airflow gives each trigger's own task a portal of `greenback` for that, which is not inherited.
+    """
+    task = asyncio.ensure_future(awaitable)
+    greenback = sys.modules.get("greenback")
+    if greenback is not None and greenback.has_portal():
+        greenback.bestow_portal(task)
+    return task
 
 
 async def set_xcom(key: str, value: Any, **task_instance: Any) -> None:

@@ -40,7 +40,18 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from tests.airflow.tasks import TASK, context_of
 
+try:  # Airflow has it since 3.1
+    import greenback
+except ImportError:
+    greenback = None
+
 LEASE = "test:d/r/t"
+
+
+def ask_airflow():
+    """Ask as synchronous code in a trigger does, such as `BaseHook.get_connection`, where Airflow lets it."""
+    if greenback is not None:
+        greenback.await_(asyncio.sleep(0))
 
 
 class Waits(BaseTrigger):
@@ -55,6 +66,8 @@ class Waits(BaseTrigger):
 
     async def run(self):
         await asyncio.sleep(0.5)
+        if self.how == "asks":
+            ask_airflow()
         if self.how == "fails":
             raise OSError("the system that was asked does not answer")
         yield TaskSuccessEvent() if self.how == "ends" else TriggerEvent({"found": self.how})
@@ -69,10 +82,13 @@ class Watches(Waits):
         return f"{__name__}.Watches", {"how": self.how}
 
     async def run(self):
+        if self.how.endswith("fails"):
+            raise OSError("the system that was asked does not answer")
         await asyncio.Event().wait()
         yield TriggerEvent({})
 
     async def on_kill(self):
+        ask_airflow()
         self.ended.append(self.how)
 
 
@@ -272,6 +288,8 @@ def fired(deferred, meanwhile=lambda: None):
     trigger = getattr(lease_keeping, classpath.rpartition(".")[2])(**json.loads(json.dumps(arguments)))
 
     async def run():
+        if greenback is not None:
+            await greenback.ensure_portal()
         asyncio.get_running_loop().call_later(0.1, meanwhile)
         return await anext(trigger.run())
 
@@ -325,6 +343,21 @@ def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):
         resumed(operator, deferred, fired(deferred))
     assert manager.leases() == []
     assert end_of(manager) == ("FAILED", "OSError")
+
+
+def test_what_a_trigger_that_fails_watches_is_ended_before_its_gpus_are_free(manager):
+    operator, deferred = deferred_by(manager, "watches and fails")
+    event = fired(deferred)
+    assert (Watches.ended.pop(), len(manager.leases())) == ("watches and fails", 1)
+    with pytest.raises(Exception, match="Trigger failure"):
+        resumed(operator, deferred, event)
+    assert end_of(manager) == ("FAILED", "OSError")
+
+
+def test_the_trigger_of_a_deferred_operator_asks_airflow_as_without_a_lease(manager):
+    """Airflow lets only the task do so in which it runs a trigger itself."""
+    operator, deferred = deferred_by(manager, "asks")
+    assert resumed(operator, deferred, fired(deferred))[0] == {"found": "asks"}
 
 
 def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager, connect):

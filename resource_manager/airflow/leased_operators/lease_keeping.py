@@ -16,6 +16,7 @@ from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import HELD_FOR, STOP_S
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal_pause_s
+from resource_manager.airflow.version_compat import task_that_may_ask
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 
@@ -32,8 +33,9 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
     the task releases the lease first. A GPU that fails is such an error, too, and so is a lease that is lost
     or taken, or cannot be renewed in time: what the operator's trigger watches is ended then, as when a user
-    ends the task. A trigger that cannot end it waits on instead, as the lease may still be there by then.
-    The time `until` ends the deferral likewise: Airflow would only cancel the trigger, and the lease end.
+    ends the task, and also if that trigger itself fails. A trigger that cannot end it waits on instead, as
+    the lease may still be there by then. The time `until` ends the deferral likewise: Airflow would only
+    cancel the trigger, and the lease end.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self.own.task_instance, self.own.trigger_id = self.task_instance, self.trigger_id
         lease_id, token = self.identity.lease_id, self.fencing_token
-        first = asyncio.ensure_future(anext(aiter(self.own.run())))
+        first = task_that_may_ask(anext(aiter(self.own.run())))
         keeping = asyncio.ensure_future(self._keep())
         error: dict[str, Any] = {}
         try:
@@ -79,7 +81,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         finally:
             first.cancel()
             keeping.cancel()
-        if error and "traceback" not in error:
+        if error and ("traceback" not in error or self._can_end):
             await self._end(error["error"])
         if error:
             yield await self._hand_over(token, {"fencing_token": token, "error": error})
@@ -128,7 +130,8 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             return
         self.log.error("%s; ending what it started", why)
         with suppress(Exception):  # the task fails either way
-            await asyncio.wait_for(self.on_kill(), STOP_S)
+            async with asyncio.timeout(STOP_S):  # in this task, which may ask Airflow
+                await self.on_kill()
 
     async def cleanup(self) -> None:
         await self.own.cleanup()
