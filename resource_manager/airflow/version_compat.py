@@ -102,7 +102,7 @@ def of_same_loop() -> Callable[[], None]:
     return enter
 
 
-def task_that_may_ask(awaitable: Awaitable[R]) -> asyncio.Future[R]:
+def task_that_may_ask(awaitable: Awaitable[R]) -> asyncio.Task[R]:
     """Run it in a task whose synchronous code may ask Airflow as that of the running one may, in a trigger.
 
     Since 3.1 Airflow gives each trigger's own task a portal of `greenback` for that, which is not inherited.

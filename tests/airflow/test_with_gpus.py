@@ -43,7 +43,7 @@ from tests.airflow.tasks import TASK, context_of
 try:  # Airflow has it since 3.1
     import greenback
 except ImportError:
-    greenback = None
+    greenback: Any = None  # type: ignore[no-redef]
 
 LEASE = "test:d/r/t"
 

@@ -253,10 +253,11 @@ def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:
         raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('airflow-ssh')}") from error
     silence()
     user, host, port = parts_of(address)
-    given: dict[str, Any] = {"remote_host": host, "username": user, "port": port}
+    parts: dict[str, Any] = {"remote_host": host, "username": user, "port": port}
+    given = {name: value for name, value in parts.items() if value}
     check_connection(ssh_conn_id, "ssh")
     try:
-        hook = SSHHook(ssh_conn_id=ssh_conn_id, **{name: value for name, value in given.items() if value})
+        hook: Any = SSHHook(ssh_conn_id=ssh_conn_id, **given)
     except Exception as error:
         raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
     if hook.conn_timeout is None:
