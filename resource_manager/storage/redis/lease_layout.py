@@ -48,19 +48,17 @@ def read_lease(
 ) -> Lease:
     """Return the lease of a grant with the last change of each kind."""
     lease = _placed(text)
+    if preempting is not None:
+        taken = read_as(preempting, Preempting, "a preemption")
+        lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
     if renewal is not None:
         renewed = read_as(renewal, Renewed, "a renewal")
         lease = replace(
             lease,
             expires_at=renewed.expires_at,
-            quarantined=False,
+            quarantined=bool(lease.preempted_by) and renewed.at > lease.preempt_until,
             checkpoint_at=renewed.checkpoint_at,
         )
-    if preempting is not None:
-        taken = read_as(preempting, Preempting, "a preemption")
-        lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
-        if renewal is not None and taken.preemptor and renewed.at > taken.until:
-            lease = replace(lease, quarantined=True)
     if quarantine is not None:
         revoked = read_as(quarantine, Quarantined, "a quarantine").revoked
         lease = replace(lease, quarantined=True, revoked=lease.revoked or revoked)

@@ -165,6 +165,19 @@ def test_a_preemption_is_stored_apart_and_quarantines_what_is_renewed_after_its_
     )
 
 
+def test_a_preemption_that_came_with_a_restored_lease_quarantines_what_is_renewed_after_its_end() -> None:
+    preempted = lease("t", 1, preempted_by="u", preempt_until=50.0)
+    leases = {"t": field(Granted(preempted, 1.0))}
+    early, late = ({"t": field(Renewed("t", 1, at, 111.0))} for at in (49.0, 51.0))
+    renewed = replace(preempted, expires_at=111.0)
+    assert read(leases=leases, renewals=early).leases == (renewed,)
+    assert read(leases=leases, renewals=late).leases == (replace(renewed, quarantined=True),)
+    taken_back = {"t": field(Preempting("t", 1, "", 50.0, 40.0))}
+    assert read(leases=leases, renewals=late, preempting=taken_back).leases == (
+        replace(renewed, preempted_by=""),
+    )
+
+
 def test_a_retired_node_stays_while_it_is_in_use_and_the_drain_of_an_absent_one_is_kept() -> None:
     inventory = Inventory(b"7", NODES, ("b", "c"))
     drained = {"c": field(Drained("c", 1.0))}
