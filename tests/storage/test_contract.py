@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -384,6 +385,29 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
     theirs = reader.refresh(theirs)
     assert theirs is not None
     assert normal(theirs.snapshot()) == normal(mine.snapshot()) == fresh(open_client())
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 6))]
+)
+def test_every_kind_of_change_after_a_restore_is_read_back_as_written(
+    open_client: OpenStore, seed: int
+) -> None:
+    """Also of leases, remainders and preemptions that the restored state had."""
+    store, walk = open_client(), Walk(seed)
+    mine = started(store)
+    members = tuple(Placement(f"gpu-server-{i}", (7,)) for i in range(3))
+    commit_all(store, mine, *(AgentSeen(member.node, 1.0) for member in members))
+    commit_all(store, mine, Granted(Lease(Request("gang", 1, nodes=3), members, 1, 1.0, 1e12), 1.0))
+    commit_all(store, mine, MembersReleased("gang", 1, (0,), 2.0))
+    for _ in range(6):
+        restored(store, replace(mine.snapshot(), version=mine.version + 100), mine.version)
+        mine = whole(store)
+        for step in range(20):
+            commit(store, mine, partial(walk.changes, mine))
+            if step % 7 == 0:
+                assert fresh(open_client()) == normal(mine.snapshot())
+    assert fresh(open_client()) == normal(mine.snapshot())
 
 
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
@@ -1133,6 +1157,32 @@ def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: Op
     commit(store, mine, lambda now: [GpuCleaned("gpu-server-0", 2, 1, 5.0)])
     assert [entry.node for entry in fresh(open_client()).cleaning] == ["gpu-server-1"]
     assert mine.node("gpu-server-0").gpu_free[2] == 1000
+
+
+@pytest.mark.parametrize("left", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_what_a_restored_remainder_holds_is_cleaned_where_it_is(
+    open_client: OpenStore, left: tuple[int, ...]
+) -> None:
+    """Whichever members are left, also where one that ended before the restore had a part of the same GPU."""
+    store = open_client()
+    mine = started(store)
+    request = Request("gang", 1, gpu_milli=400, nodes=3, spread=Spread.PACK)
+    members = (
+        Placement("gpu-server-0", (2,)),
+        Placement("gpu-server-0", (2,)),
+        Placement("gpu-server-1", (0,)),
+    )
+    ended = tuple(rank for rank in range(3) if rank not in left)
+    commit_all(store, mine, AgentSeen("gpu-server-0", 1.0), AgentSeen("gpu-server-1", 1.0))
+    commit_all(store, mine, Granted(Lease(request, members, 1, 1.0, 1e12), 2.0))
+    commit_all(store, mine, MembersReleased("gang", 1, ended, 3.5))
+    restored(store, replace(mine.snapshot(), version=100), mine.version)
+    mine = whole(store)
+    for at, rank in enumerate(left, 4):
+        commit_all(store, mine, MembersReleased("gang", 1, (rank,), float(at)))
+        assert fresh(open_client()) == normal(mine.snapshot())
+    free = [mine.node("gpu-server-0").gpu_free[2], mine.node("gpu-server-1").gpu_free[0]]
+    assert (free, mine.remainders) == ([200, 600], {})
 
 
 def test_the_preemption_of_a_lease_ends_with_its_members_and_is_not_its_successors(

@@ -1,7 +1,7 @@
 """The hash `gpus` in Redis: agents of nodes, the last transition of each GPU, and what is being cleaned.
 
 The last is written by commit.lua at the end of a lease or of members of one: the JSON of the lease and of
-each such end, a line each.
+each such end, a line each; where a restore came in between, then the JSON of what was left of the lease, too.
 """
 
 from __future__ import annotations
@@ -92,35 +92,40 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
 
 
 def _cleaning(name: str, text: str) -> Cleaning:
-    granted, *endings = text.split("\n")
-    change, ends = change_from_json(granted), [change_from_json(ending) for ending in endings]
+    """Parse an entry: a lease and its ends, after a restore also what was left of that lease and its ends."""
+    first, *others = map(change_from_json, text.split("\n"))
     try:
         _, number, token, node = name.split(" ", 3)
-        gpu_id, fencing_token = int(number), int(token)
-        if isinstance(change, changes.Granted) and ends:
-            lease = change.lease
-            held = [
-                (rank, member)
-                for rank, member in enumerate(lease.members)
-                if member.node == node and gpu_id in member.gpu_ids
-            ]
-            parts = sum(rank in _ranks(end, lease) for end in ends for rank, _ in held)
-            uuids = dict(zip(held[0][1].gpu_ids, held[0][1].gpu_uuids, strict=False))
-            milli = lease.request.gpu_milli * parts
-            return Cleaning(
-                node,
-                gpu_id,
-                uuids.get(gpu_id, ""),
-                fencing_token,
-                milli,
-                lease.lease_id,
-                ends[-1].at,
-                lease.request.labels,
-                lease.sequence,
-            )
+        gpu_id, milli = int(number), 0
+        lease, held = _members_on(first, node, gpu_id)
+        uuids = dict(zip(held[0][1].gpu_ids, held[0][1].gpu_uuids, strict=False))
+        for change in others:
+            if isinstance(change, changes.Granted):
+                lease, held = _members_on(change, node, gpu_id)
+            else:
+                ranks = _ranks(change, lease)
+                milli += lease.request.gpu_milli * sum(rank in ranks for rank, _ in held)
+        return Cleaning(
+            node,
+            gpu_id,
+            uuids.get(gpu_id, ""),
+            int(token),
+            milli,
+            lease.lease_id,
+            others[-1].at,
+            lease.request.labels,
+            lease.sequence,
+        )
     except (ValueError, LookupError):
-        pass
-    raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")
+        raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}") from None
+
+
+def _members_on(granted: changes.Change, node: str, gpu_id: int) -> tuple[Lease, list[tuple[int, Placement]]]:
+    """Return a lease and its members, by rank, that hold a GPU; raises `ValueError` if it is no lease."""
+    if not isinstance(granted, changes.Granted):
+        raise ValueError("not a lease")
+    lease = granted.lease
+    return lease, [each for each in lease.ranked if each[1].node == node and gpu_id in each[1].gpu_ids]
 
 
 def _ranks(end: changes.Change, lease: Lease) -> Collection[int]:
@@ -128,5 +133,5 @@ def _ranks(end: changes.Change, lease: Lease) -> Collection[int]:
     if isinstance(end, changes.MembersReleased):
         return end.ranks
     if isinstance(end, changes.Released | changes.Expired):
-        return range(len(lease.members))
+        return [rank for rank, _ in lease.ranked]
     raise ValueError("not an end")

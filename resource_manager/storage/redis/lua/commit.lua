@@ -104,7 +104,8 @@ if type(written) == 'table' then
 end
 
 -- Keep what an ended lease, or the members of these ranks, held on watched nodes: it is free only once it is
--- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers.
+-- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers. After
+-- a restore the lease is only what was left of it then, and follows what another one says of the same GPU.
 local function begin_cleaning(text, ending, ranks)
   if redis.call('HLEN', gpus) == 0 then
     return
@@ -113,18 +114,27 @@ local function begin_cleaning(text, ending, ranks)
   local lease = text and cjson.decode(text).lease
   local members = lease and lease.members or {}
   if ranks then
-    for i, rank in ipairs(ranks) do
-      ranks[i] = members[rank + 1]
+    local of_rank = {}
+    for i, member in ipairs(members) do
+      of_rank[lease.ranks and lease.ranks[i] or i - 1] = member
     end
-    members = ranks
+    members = {}
+    for i, rank in ipairs(ranks) do
+      members[i] = of_rank[rank]
+    end
   end
   for _, member in ipairs(members) do
     if redis.call('HEXISTS', gpus, 'watched ' .. member.node) == 1 then
       for _, gpu_id in ipairs(member.gpu_ids or {}) do
         local field = string.format('cleaning %d %.0f %s', gpu_id, lease.fencing_token, member.node)
-        local before = redis.call('HGET', gpus, field) or text
-        if string.sub(before, -#ending) ~= ending then
-          redis.call('HSET', gpus, field, before .. '\n' .. ending)
+        local kept = redis.call('HGET', gpus, field)
+        if not kept then
+          kept = text
+        elseif not string.find(kept, text, 1, true) then
+          kept = kept .. '\n' .. text
+        end
+        if string.sub(kept, -#ending) ~= ending then
+          redis.call('HSET', gpus, field, kept .. '\n' .. ending)
         end
       end
     end
