@@ -18,6 +18,7 @@ from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.scheduling.accounting.lives import Life, Lives
 from resource_manager.storage import Store
+from resource_manager.storage.base import read_newest
 from resource_manager.storage.history_file import before_changes
 from resource_manager.storage.outage import SharedReading
 
@@ -202,7 +203,7 @@ class StateFollower:
     def _catch_up(self) -> None:
         before = self._replica
         version = self._version()
-        cluster = self._store.refresh(before)
+        cluster = read_newest(self._store, before)
         self._read_at = time.monotonic()
         self._newest = ClusterState() if cluster is None else cluster
         if cluster is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,18 @@ from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
+from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.storage.clock import ClockJump, ServerClock
 from resource_manager.storage.jobs import JobRow, JobStore
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import ReportStore
 from resource_manager.storage.witnesses import Witnesses
+
+logger = logging.getLogger(__name__)
+
+FOLD_ERRORS = (CapacityError, LeaseNotFoundError, UnknownNodeError, LookupError)
+"""What a state raises that cannot take a change: it is another one than that change was decided on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the connections; the store is not used afterwards."""
+
+
+def read_newest(store: Store, replica: ClusterState | None) -> ClusterState | None:
+    """Return the newest state as `Store.refresh` does, a new one where the replica cannot take what it lacks.
+
+    Such a replica would fail again at every later refresh.
+    """
+    try:
+        return store.refresh(replica)
+    except FOLD_ERRORS as error:
+        if replica is None:
+            raise
+        logger.warning("the state is read as a whole, since a change does not fit this copy of it: %s", error)
+        return store.refresh(None)
 
 
 def waits_for_owners(changes: Sequence[Change]) -> bool:

@@ -438,6 +438,19 @@ def test_a_lock_tells_whether_it_brought_its_replica_up_to_date(open_client: Ope
     lock.release()
 
 
+def test_a_lock_is_acquired_with_a_replica_that_what_it_lacks_does_not_fit(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    strange = ClusterState.from_snapshot(replace(mine.snapshot(), leases=()))
+    theirs = refreshed(other, None)
+    commit_all(other, theirs, Released("a", 1, 2.0))
+    lock = store.lock(strange)
+    assert lock.acquire(1.0)
+    assert not lock.is_fresh
+    commit(store, refreshed(store, None), lambda now: [Drained("gpu-server-1", now)], lock)
+
+
 def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)

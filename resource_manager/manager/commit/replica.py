@@ -10,6 +10,7 @@ from typing import Self
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import StaleStateError
 from resource_manager.storage import Store
+from resource_manager.storage.base import FOLD_ERRORS, read_newest
 from resource_manager.storage.outage import SharedReading
 
 
@@ -28,7 +29,7 @@ class Replica:
 
     def refresh(self) -> ClusterState:
         """Return the newest state."""
-        cluster = self._store.refresh(self.cluster if self.is_stored else None)
+        cluster = read_newest(self._store, self.cluster if self.is_stored else None)
         self.is_stored = cluster is not None
         self.cluster = ClusterState() if cluster is None else cluster
         self.refreshed_at = time.monotonic()
@@ -69,7 +70,10 @@ class Replica:
         if self.cluster is None or not error.missed:
             self.refresh()
             return
-        self.cluster.apply(*error.missed)
+        try:
+            self.cluster.apply(*error.missed)
+        except FOLD_ERRORS:
+            self.refresh()  # meets the same change, and reads the whole state
 
     def drop(self) -> None:
         """Drop the state: the next use reads it again."""

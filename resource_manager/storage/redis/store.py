@@ -22,7 +22,7 @@ from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import CorruptStateError, KeysFullError, StaleStateError
 from resource_manager.storage import refusals
-from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_kinds, skipping
 from resource_manager.storage.incarnation import new_incarnation
@@ -393,7 +393,7 @@ class _Missed:
     def take(self, answer: Any) -> bool:
         if answer[0] != b"ok" or answer[4] or answer[5] != b"changes":
             return False
-        with suppress(CorruptStateError):  # who reads the state is told
+        with suppress(CorruptStateError, *FOLD_ERRORS):  # who reads the state is told
             self._store._catch_up(self._replica, answer)
             return True
         return False

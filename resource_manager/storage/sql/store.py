@@ -16,7 +16,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.storage import refusals
-from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Suspension, poll, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, change_to_json, check_format, is_known, skipping
 from resource_manager.storage.incarnation import new_incarnation
@@ -108,11 +108,7 @@ class SqlStore:
                 return self._whole_state(known_only=True)
         except errors.CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
-        except (
-            errors.CapacityError,
-            errors.LeaseNotFoundError,
-            LookupError,
-        ) as error:  # of what the skipped had led to
+        except FOLD_ERRORS as error:  # of what the skipped had led to
             raise errors.NewerFormatError(
                 f"{self.database.address}: a newer version wrote what later changes build on: upgrade it"
             ) from error

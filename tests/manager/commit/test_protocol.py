@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Request
 from resource_manager.errors import (
+    CapacityError,
     InvalidRequestError,
     LockError,
     LockTimeoutError,
@@ -877,6 +879,68 @@ def test_a_reading_may_lack_what_was_committed_before_somebody_asked_in_its_mids
     reading.join(60)
     replica.as_of(asked_at)
     assert store.reads == 2
+
+
+class MisreadStore(MemoryStore):
+    """A store whose whole state is read without its leases while it `misreads`, or cannot be read at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misreads = False
+        self.is_contradictory = False
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        if replica is None and self.is_contradictory:
+            raise CapacityError("task 'a' already holds a lease")
+        cluster = super().refresh(replica)
+        if replica is None and cluster is not None and self.misreads:
+            return ClusterState.from_snapshot(replace(cluster.snapshot(), leases=()))
+        return cluster
+
+
+@pytest.fixture
+def misread() -> tuple[MisreadStore, Transactions]:
+    """A store, and transactions that know the leases in it: two."""
+    store = MisreadStore()
+    others = on(store)
+    grant(others, "a")
+    grant(others, "b")
+    store.misreads = True
+    return store, others
+
+
+@pytest.mark.parametrize("way", ["decisions", "queue", "service"])
+def test_a_copy_of_the_state_that_a_change_does_not_fit_is_read_anew(
+    way: str, misread: tuple[MisreadStore, Transactions], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, others = misread
+    ways: dict[str, Callable[[], Callable[..., set[str]]]] = {
+        "decisions": lambda: Transactions(store, 60.0).read,
+        "queue": lambda: QueueView(store, lambda cluster, now: []).read,
+        "service": lambda: StateFollower(store).read,
+    }
+    read = ways[way]()
+    assert read(holders) == set()
+    store.misreads, store.is_contradictory = False, True
+    others.run(releasing(others, "a"), holders)
+    with pytest.raises(CapacityError):  # what is stored cannot be read: that is no fault of the copy
+        read(holders)
+    store.is_contradictory = False
+    caplog.clear()
+    assert read(holders) == {"b"}
+    [record] = caplog.records
+    assert "a change does not fit this copy" in record.getMessage()
+
+
+def test_a_conflict_whose_changes_do_not_fit_is_decided_on_the_state_read_anew(
+    misread: tuple[MisreadStore, Transactions],
+) -> None:
+    store, others = misread
+    state = on(store)
+    assert state.read(holders) == set()
+    store.misreads = False
+    others.run(releasing(others, "a"), holders)
+    assert grant(state, "c") == {"b", "c"}
 
 
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
