@@ -255,6 +255,19 @@ def test_a_drained_node_that_left_with_its_last_lease_comes_back_drained(open_cl
     assert mine.by_name[name].drained == drained
 
 
+def test_a_server_that_left_in_the_same_commit_as_its_last_lease_is_not_cleaned_when_it_comes_back(
+    open_client: OpenStore,
+) -> None:
+    store = open_client()
+    mine = started(store)
+    lease = Lease(Request("t", 1), (Placement("gpu-server-3", (0,)),), 1, 1.0, 10.0)
+    commit_all(store, mine, AgentSeen("gpu-server-3", 1.0), Granted(lease, 1.0))
+    commit_all(store, mine, InventoryChanged(servers(3), 2.0))
+    commit_all(store, mine, Expired("t", 1, 20.0), InventoryChanged(servers(4), 20.0))
+    assert fresh(open_client()) == normal(mine.snapshot())
+    assert mine.snapshot().cleaning == ()
+
+
 def test_a_server_that_left_leaves_its_last_port_to_none_of_its_name(open_client: OpenStore) -> None:
     store = open_client()
     mine = started(store)

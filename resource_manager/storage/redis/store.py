@@ -141,7 +141,7 @@ class RedisStore:
         for change in changes:
             if isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
-                operations += forgotten
+                operations = [*forgotten, *operations]  # in front: nothing is cleaned on a server that leaves
             operations += layout.operations(change)
         operations += layout.use_operations(uses)
         operations += layout.job_operations(jobs)
