@@ -262,37 +262,37 @@ class RedisStore:
 
     # ---- reading ----
 
-    def _question(self, known: int) -> tuple[Any, ...]:
+    def _question(self, known: int, inventory: layout.Inventory) -> tuple[Any, ...]:
         return (
             STORED_FORMAT,
             self.incarnation,
             self._confirmation_window_s,
             known,
-            self._inventory.version,
-            len(self._inventory.nodes),
+            inventory.version,
+            len(inventory.nodes),
             self._lineage.id_of(self.incarnation, known),
         )
 
     def _read(self, known: int) -> list[Any] | None:
-        is_first = not self.incarnation and known < 0
-        answer = self._run(
-            self._refresh, *self._question(known), version=known, passing=b"empty" if is_first else b"ok"
-        )
+        inventory, passing = self._inventory, b"ok" if self.incarnation or known >= 0 else b"empty"
+        answer = self._run(self._refresh, *self._question(known, inventory), version=known, passing=passing)
         if answer[0] == b"empty":
             return None
+        if answer[5] == b"state":
+            answer[11] = answer[11] or inventory  # another thread may have read a newer one meanwhile
         self.suspension = suspension_in(answer[4], self.now()) if answer[4] else NO_SUSPENSION
         self.closed = answer[-1].decode(errors="replace")
         return answer
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
         incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
-        if inventory:
-            self._inventory = layout.inventory_from_json(inventory_version, inventory)
+        if not isinstance(inventory, layout.Inventory):
+            inventory = self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self.incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
         self._lineage.note(self.incarnation, answer[3], answer[-2].decode())
         parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:22])
-        return layout.read_state(answer[3], parts, self._inventory)
+        return layout.read_state(answer[3], parts, inventory)
 
     def _catch_up(self, replica: ClusterState, answer: Sequence[Any]) -> None:
         for text in answer[6]:
@@ -388,7 +388,7 @@ class _Missed:
 
     def command(self) -> Command:
         store = self._store
-        return store._refresh.command(store._keys, store._question(self._replica.version))
+        return store._refresh.command(store._keys, store._question(self._replica.version, store._inventory))
 
     def take(self, answer: Any) -> bool:
         if answer[0] != b"ok" or answer[4] or answer[5] != b"changes":

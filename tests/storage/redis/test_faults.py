@@ -50,7 +50,7 @@ from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.dumps import dump_of_redis
-from tests.storage.walk import add, add_in_child, first_state, granted, started
+from tests.storage.walk import add, add_in_child, first_state, granted, servers, started
 
 TRUSTING = ClusterSettings(confirmation_window_s=0)
 
@@ -453,6 +453,34 @@ def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: Re
     again = store.refresh(None)
     assert again is not None
     assert again.snapshot().nodes == nodes[:2]
+
+
+def test_a_whole_state_has_the_inventory_that_was_read_with_it(url: str) -> None:
+    """Whatever another thread reads meanwhile: its own replica, after another process changed the servers."""
+    client = RedisClient.from_url(url)
+    store, other = RedisStore(client), opened(url)
+    theirs = started(other)
+    store.refresh(None)
+    run, calls = client.run, []
+
+    def interrupted(*args: Any) -> Any:
+        """Return an answer that another thread's question, and what it was about, overtakes."""
+        answer = run(*args)
+        calls.append(answer)
+        if len(calls) == 1:
+            other.commit(0, [InventoryChanged(servers(5), 1.0)], now=other.now())
+            newer = store.refresh(None)
+            assert newer is not None
+            assert (newer.version, len(newer.nodes)) == (1, 5)
+        return answer
+
+    client.run = interrupted  # type: ignore[method-assign]
+    older = store.refresh(None)
+    assert older is not None
+    assert (older.version, len(older.nodes)) == (0, len(theirs.nodes))
+    newer = store.refresh(None)
+    assert newer is not None
+    assert (newer.version, len(newer.nodes)) == (1, 5)
 
 
 def test_a_replica_reads_only_missed_changes(url: str) -> None:
