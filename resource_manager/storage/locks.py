@@ -164,7 +164,12 @@ class TimedLock(ABC):
         if since is None:
             return False
         self._token, self._is_released, self._alive_since = token, False, since
-        renewals.watch(self)
+        try:
+            renewals.watch(self)
+        except BaseException:  # no thread can be started, or a signal came: nobody else would release it
+            with suppress(LockError, StoreUnavailableError):
+                self.release()
+            raise
         return True
 
     def renew(self) -> None:

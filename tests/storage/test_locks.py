@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from resource_manager.errors import LockError
-from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
+from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex, renewals
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql.database import Database
@@ -133,6 +133,27 @@ def test_release_without_holding_is_an_error(make_lock: MakeLock) -> None:
     lock.release()
     with pytest.raises(LockError, match=r"^released a lock that is not held$"):
         lock.release()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_lock_that_this_process_cannot_renew_is_given_back(
+    make_lock: MakeLock, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, other = make_lock(), make_lock()
+    if isinstance(lock, ThreadLock):
+        pytest.skip("it ends with its process: nothing renews it")
+
+    def fail(lock: Lock) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(renewals, "watch", fail)
+        with pytest.raises(type(failure)):
+            lock.acquire(1)
+    assert other.acquire(0)
+    other.release()
+    assert lock.acquire(0)
+    lock.release()
 
 
 def test_waiters_get_the_lock_in_order_of_arrival(claims: Claims) -> None:
