@@ -27,7 +27,6 @@ class StateRow(NamedTuple):
     this_server: str
     suspended_until: float
     clock_jump_s: float
-    clock_jump_at: float
     operator_reset: bool
     closed: str
     lock_token: str
@@ -45,7 +44,7 @@ class StoredChange(NamedTuple):
 
 _COLUMNS = (
     "s.format, s.incarnation, s.version, s.last_fencing_token, s.sequence, s.server, {server}, "
-    "s.suspended_until, s.clock_jump_s, s.clock_jump_at, s.operator_reset, s.closed, s.lock_token, "
+    "s.suspended_until, s.clock_jump_s, s.operator_reset, s.closed, s.lock_token, "
     "s.lock_expires_at, {now}"
 )
 _STATE = f"SELECT {_COLUMNS} FROM {{state}} s WHERE s.namespace = :namespace"
