@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import digest
+from resource_manager.storage.outage import outage
 
 if TYPE_CHECKING:
     from resource_manager.storage.airflow_variable.access import VariableAccess
 
 
+TRIES = 20
+"""Most writes of a Variable that others write at the same time: one of them succeeds each time."""
+
+Listed = dict[str, list[Any]]
+
+
 class VariableJobs:
-    """`JobStore` beside the state in a Variable; it is written under the lock of that.
+    """`JobStore` beside the state in a Variable; rows that hang on no commit are written without its lock.
 
     A Variable `<variable>_jobs` lists the others: of each, whose it is, its size and its end. `secret` in
-    their names has Airflow mask them.
+    their names has Airflow mask them. Whoever lists a row reads the list again, and lists it once more if it
+    is gone. So one case remains: a task, whose access cannot compare, stands still between its read of the
+    list and its write for longer than others take to list their rows and look. These are dropped then.
     """
 
     def __init__(self, access: VariableAccess, variable: str, clock: Callable[[], float]) -> None:
@@ -27,22 +37,42 @@ class VariableJobs:
         self._clock = clock
 
     def write(self, rows: Sequence[JobRow]) -> None:
-        """Store the rows of a commit, and drop what has reached its end."""
-        if not rows:
-            return
-        listed, text = self._listed()
+        """Store the rows of a commit, or of none, and drop what has reached its end."""
         now = self._clock()
-        for name in [name for name, (_, _, until) in listed.items() if until <= now]:
-            self._access.delete(self._prefix + name)
-            del listed[name]
         for row in rows:
-            key, until = self._prefix + row.name, now + row.keep_s
             if row.text:
-                self._access.set(key, row.text, self._access.get(key))
+                self._try(partial(self._put, self._prefix + row.name, row.text))
+        if rows:
+            self._try(partial(self._note, rows, now))
+
+    def _try(self, write: Callable[[], bool]) -> None:
+        """Write until nobody else did meanwhile; raises `StoreUnavailableError` if somebody always does."""
+        if not any(write() for _ in range(TRIES)):
+            raise outage(f"Airflow Variable {self._list!r}: others wrote it meanwhile, {TRIES} times")
+
+    def _put(self, key: str, text: str) -> bool:
+        return self._access.set(key, text, self._access.get(key))
+
+    def _note(self, rows: Sequence[JobRow], now: float) -> bool:
+        """List the rows beside those of others; return False if another write came in between."""
+        before, text = self._listed()
+        listed: Listed = {}
+        for name, entry in before.items():
+            if entry[2] > now:
+                listed[name] = entry
+            else:
+                self._access.delete(self._prefix + name)
+        for row in rows:
+            until = now + row.keep_s
+            if row.text:
                 listed[row.name] = [digest(row.caller), len(row.text), until]
             elif row.name in listed:
-                listed[row.name][2] = until
-        self._access.set(self._list, json.dumps(listed), text)
+                listed[row.name] = [*listed[row.name][:2], until]
+        if not self._access.set(self._list, json.dumps(listed), text):
+            return False
+        there, _ = self._listed()
+        changed = [row.name for row in rows if listed.get(row.name) != before.get(row.name)]
+        return all(there.get(name) != before.get(name) for name in changed)
 
     def texts(self, names: Iterable[str]) -> dict[str, str]:
         listed, _ = self._listed()
@@ -59,6 +89,6 @@ class VariableJobs:
         now = self._clock()
         return sum(size for whose, size, until in listed.values() if whose == digest(caller) and until > now)
 
-    def _listed(self) -> tuple[dict[str, list[Any]], str | None]:
+    def _listed(self) -> tuple[Listed, str | None]:
         text = self._access.get(self._list)
         return (json.loads(text) if text else {}), text

@@ -24,8 +24,10 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import open_store
+from resource_manager.storage.airflow_variable.jobs import VariableJobs
 from resource_manager.storage.airflow_variable.store import VariableStore
 from resource_manager.storage.backup import read_backup, restore, write_backup
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
@@ -441,3 +443,61 @@ def test_a_decision_by_a_wrong_clock_is_made_again(
 def test_without_a_redis_there_is_no_variable_store() -> None:
     with pytest.raises(SettingsError, match="GPU_MANAGER_REDIS_URL"):
         open_store("airflow://", Settings(redis_url=""))
+
+
+class TestJobsThatOthersStoreToo:
+    """Rows that hang on no commit are stored without the lock, by every thread and process."""
+
+    @pytest.fixture
+    def now(self) -> list[float]:
+        return [100.0]
+
+    @pytest.fixture
+    def jobs(self, variables: Variables, now: list[float]) -> VariableJobs:
+        return VariableJobs(variables, "v", lambda: now[0])
+
+    def test_a_row_listed_meanwhile_stays_beside_the_own_ones(
+        self, jobs: VariableJobs, variables: Variables
+    ) -> None:
+        def after_another(key: str, text: str, before: str | None) -> bool:
+            jobs.write([JobRow("ring", "", "rung", 60.0)])
+            return variables.write(key, text, before)
+
+        variables.next_writes = [variables.write, after_another]
+        jobs.write([JobRow("job", "ada", "the job", 60.0)])
+        assert jobs.texts(["job", "ring"]) == {"job": "the job", "ring": "rung"}
+        assert jobs.bytes_of("ada") == len("the job")
+
+    def test_a_text_written_meanwhile_is_that_of_the_last_writer(
+        self, jobs: VariableJobs, variables: Variables
+    ) -> None:
+        def after_another(key: str, text: str, before: str | None) -> bool:
+            jobs.write([JobRow("ring", "", "first", 60.0)])
+            return variables.write(key, text, before)
+
+        variables.next_writes = [after_another]
+        jobs.write([JobRow("ring", "", "last", 60.0)])
+        assert jobs.texts(["ring"]) == {"ring": "last"}
+
+    def test_a_list_that_a_task_wrote_back_gets_the_own_rows_again(
+        self, jobs: VariableJobs, variables: Variables, now: list[float]
+    ) -> None:
+        """A task compares nothing: what it had read replaces what was written meanwhile."""
+
+        def before_a_task(key: str, text: str, before: str | None) -> bool:
+            written = variables.write(key, text, before)
+            variables.texts[key] = before or "{}"
+            return written
+
+        variables.next_writes = [variables.write, before_a_task]
+        jobs.write([JobRow("job", "ada", "the job", 60.0)])
+        assert jobs.texts(["job"]) == {"job": "the job"}
+        variables.next_writes = [before_a_task]
+        jobs.write([JobRow("job", "ada", "", 600.0)])
+        now[0] += 300.0
+        assert jobs.texts(["job"]) == {"job": "the job"}
+
+    def test_rows_that_cannot_be_listed_are_an_outage(self, jobs: VariableJobs, variables: Variables) -> None:
+        variables.next_writes = [variables.write, *(99 * [lambda key, text, before: False])]
+        with pytest.raises(StoreUnavailableError, match="'v_jobs': others wrote it meanwhile"):
+            jobs.write([JobRow("job", "ada", "the job", 60.0)])
