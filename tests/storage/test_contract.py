@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -1185,11 +1186,11 @@ def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: Op
     assert mine.node("gpu-server-0").gpu_free[2] == 1000
 
 
-@pytest.mark.parametrize("left", [(0,), (1,), (2,), (0, 2), (1, 2)])
+@pytest.mark.parametrize("ends", [[(0,)], [(1,)], [(2,)], [(0,), (2,)], [(1,), (2,)], [(0, 1)]])
 def test_what_a_restored_remainder_holds_is_cleaned_where_it_is(
-    open_client: OpenStore, left: tuple[int, ...]
+    open_client: OpenStore, ends: list[tuple[int, ...]]
 ) -> None:
-    """Whichever members are left, also where one that ended before the restore had a part of the same GPU."""
+    """Whichever members are left and end together, also beside an earlier part of the same GPU."""
     store = open_client()
     mine = started(store)
     request = Request("gang", 1, gpu_milli=400, nodes=3, spread=Spread.PACK)
@@ -1198,14 +1199,14 @@ def test_what_a_restored_remainder_holds_is_cleaned_where_it_is(
         Placement("gpu-server-0", (2,)),
         Placement("gpu-server-1", (0,)),
     )
-    ended = tuple(rank for rank in range(3) if rank not in left)
+    ended = tuple(rank for rank in range(3) if rank not in chain(*ends))
     commit_all(store, mine, AgentSeen("gpu-server-0", 1.0), AgentSeen("gpu-server-1", 1.0))
     commit_all(store, mine, Granted(Lease(request, members, 1, 1.0, 1e12), 2.0))
     commit_all(store, mine, MembersReleased("gang", 1, ended, 3.5))
     restored(store, replace(mine.snapshot(), version=100), mine.version)
     mine = whole(store)
-    for at, rank in enumerate(left, 4):
-        commit_all(store, mine, MembersReleased("gang", 1, (rank,), float(at)))
+    for at, ranks in enumerate(ends, 4):
+        commit_all(store, mine, MembersReleased("gang", 1, ranks, float(at)))
         assert fresh(open_client()) == normal(mine.snapshot())
     free = [mine.node("gpu-server-0").gpu_free[2], mine.node("gpu-server-1").gpu_free[0]]
     assert (free, mine.remainders) == ([200, 600], {})

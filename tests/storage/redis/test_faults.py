@@ -455,7 +455,9 @@ def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: Re
     assert again.snapshot().nodes == nodes[:2]
 
 
-def test_a_whole_state_has_the_inventory_that_was_read_with_it(url: str) -> None:
+def test_a_whole_state_has_the_inventory_that_was_read_with_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever another thread reads meanwhile: its own replica, after another process changed the servers."""
     client = RedisClient.from_url(url)
     store, other = RedisStore(client), opened(url)
@@ -474,7 +476,7 @@ def test_a_whole_state_has_the_inventory_that_was_read_with_it(url: str) -> None
             assert (newer.version, len(newer.nodes)) == (1, 5)
         return answer
 
-    client.run = interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "run", interrupted)
     older = store.refresh(None)
     assert older is not None
     assert (older.version, len(older.nodes)) == (0, len(theirs.nodes))
