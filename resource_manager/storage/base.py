@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -49,7 +49,7 @@ class Store(Protocol):
     and `StateLostError` when the stored state is older than one read from it before, or was and went on.
     """
 
-    is_lasting: ClassVar[bool]
+    is_lasting: bool
     """Whether the state outlives its processes, and jobs on servers may be those of an earlier one."""
 
     def now(self) -> float:
