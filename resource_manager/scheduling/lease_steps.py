@@ -124,12 +124,15 @@ def place_job(
     """Return the places of a lease's jobs, one a member, which are about to start there.
 
     Returns nothing if it has places already: whoever came first starts the jobs. Only walls may be told of
-    jobs that were placed before they had any. Raises as `renew` does.
+    jobs that were placed before they had any. Raises as `renew` does, and `InvalidRequestError` for a folder
+    without its machine: whoever ends the job would look into their own of that name.
     """
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     if len(places) != len(lease.members):
         text = "{places} must have one entry for each member, {}, got {}"
         raise InvalidRequestError(text, len(lease.members), len(places))
+    if any(place.folder and not place.machine for place in places):
+        raise InvalidRequestError("{places} must state the machine of each folder, as prepare answers it")
     if lease.places and not _tells_walls(lease.places, places):
         return []
     return [JobPlaced(lease_id, fencing_token, tuple(places), now)]

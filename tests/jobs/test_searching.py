@@ -56,15 +56,21 @@ class Restored:
         lease = self.manager.allocate_resources(name, 1, 1, quarantine=True)
         assert lease is not None
         job = Job(job_key(name, lease["fencing_token"]), ("/bin/sh", "-c", "sleep 600"))
-        with closing(open_at(self.way)) as launcher:
+        with closing(self.launcher()) as launcher:
             place = launcher.prepare(job)
             self.manager.place_job(name, [place], fencing_token=lease["fencing_token"])
             self.stack.callback(self.stop, job.key)
             launcher.start(job)
         return job.key
 
+    def launcher(self) -> Any:
+        """Return the launcher by which jobs come to the server, before it has prepared one."""
+        launcher: Any = open_at(replace(self.way, folder=""))
+        launcher.root = self.way.folder
+        return launcher
+
     def stop(self, key: str) -> None:
-        with closing(open_at(self.way)) as launcher:
+        with closing(self.launcher()) as launcher:
             launcher.stop(key, grace_s=0.0)
 
     def look(self, after_s: float = WINDOW_S + 30.0) -> list[Action]:
@@ -110,7 +116,7 @@ def test_a_process_that_outlived_its_job_keeps_the_server_closed(fleet: Restored
     fleet.stop(fleet.lost)
     key = job_key("left", 7)
     leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
-    with closing(open_at(fleet.way)) as launcher:
+    with closing(fleet.launcher()) as launcher:
         fleet.stack.callback(fleet.stop, key)
         launcher.start(Job(key, (sys.executable, "-c", leaves)))
         wait_until_ended(launcher, key)

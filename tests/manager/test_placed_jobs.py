@@ -98,6 +98,15 @@ def test_a_job_is_placed_only_under_the_lease_that_lives(way: Any) -> None:
         way.place_job("t", [PLACE, PLACE], fencing_token=again)
 
 
+@pytest.mark.parametrize("launcher", ["local", "terminal", "ssh", "slurm"])
+def test_a_folder_is_stored_only_with_its_machine(way: Any, launcher: str) -> None:
+    """Whoever ends the job would look into a folder of that name wherever they are."""
+    token = way.submit("t", 2)["fencing_token"]
+    with pytest.raises(InvalidRequestError, match="places must state the machine of each folder"):
+        way.place_job("t", [JobPlace(launcher, "gpu-a", folder="/tmp/evil")], fencing_token=token)
+    assert way.status_of("t")["job_places"] == []
+
+
 def test_a_lease_without_a_placed_job_ends_with_its_ttl(manager: GPUResourceManager, clock: Clock) -> None:
     manager.submit("t", 2, ttl=60)
     clock.now += 61

@@ -17,7 +17,7 @@ from resource_manager.manager.results import ReleaseResult
 from resource_manager.storage.once import Once
 
 TEAMS = {"vision": {"guaranteed": 4}, "nlp": {"limit": 8}}
-PLACE = JobPlace("local", folder="/jobs", mark="7")
+PLACE = JobPlace("local", machine="gpu-a", folder="/jobs", mark="7")
 
 
 @pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])

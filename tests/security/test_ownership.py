@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,9 +28,11 @@ with warnings.catch_warnings():
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.program import main
-from resource_manager.errors import LeaseNotFoundError
+from resource_manager.core.changes import JobPlaced
+from resource_manager.core.models import JobPlace
+from resource_manager.errors import InvalidRequestError, LeaseNotFoundError
 from resource_manager.jobs.airflow_instance import instance_id
-from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers import Job, JobState, job_key
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import ActionKind, end, reconcile
 from resource_manager.jobs.running_job import RunningJob
@@ -120,6 +123,38 @@ def test_a_job_lives_on_if_its_lease_may_not_be_released(client_of: Any, start_j
     assert ada.status_of("bobs")["fencing_token"] == lease["fencing_token"]
     assert end(operator, seen).action is ActionKind.RELEASED  # exempt by role
     assert not runs(key)
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the service's account, with a group of its own, which is no job."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("launcher", ["local", "terminal"])
+def test_a_place_of_a_user_s_own_making_leads_to_no_process_of_another(
+    client_of: Any, manager: GPUResourceManager, tmp_path: Path, launcher: str, bystander: Any
+) -> None:
+    """The console, `stop` and `reconcile` end jobs as the service's account, where leases say they are."""
+    ada = client_of("ada")
+    token = ada.submit("adas", 2, 1)["fencing_token"]
+    evil = tmp_path / "evil"
+    (evil / job_key("adas", token)).mkdir(parents=True)
+    (evil / "mark").write_text("f00d")
+    (evil / job_key("adas", token) / "group").write_text(str(bystander.pid))
+    before = sorted(evil.rglob("*"))
+    nowhere = JobPlace(launcher, folder=str(evil))
+    with pytest.raises(InvalidRequestError, match="must state the machine"):
+        ada.place_job("adas", [nowhere], fencing_token=token)
+    # A state may have such a place from before.
+    manager.commit(lambda cluster, now: [JobPlaced("adas", token, (nowhere,), now)])
+    assert end(manager, manager.leases()[0]).action is ActionKind.KEPT
+    assert bystander.poll() is None
+    assert sorted(evil.rglob("*")) == before
 
 
 def test_a_user_ends_their_own_lease_and_its_job(client_of: Any, start_job: Any) -> None:

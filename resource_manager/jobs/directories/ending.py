@@ -29,8 +29,8 @@ def send_signal(directory: str, signal_number: int) -> bool:
     Returns whether the group exists.
     """
     group = None
-    with suppress(IsADirectoryError):
-        group = job_files.number_in(directory, "group")
+    with suppress(IsADirectoryError), job_files.own_folder(directory) as folder:
+        group = None if folder is None else job_files.number_of("group", folder)
     if group is not None and (group <= 1 or group == os.getpgrp()):
         group = None  # the job wrote it, to end others
     if group is not None:
@@ -51,9 +51,10 @@ def processes_of(directory: str) -> Iterator[int]:
     """Yield the ids of the job's processes, found by its lock or their environment; none without /proc."""
     path = os.path.join(directory, "lock")
     lock = None
-    with suppress(FileNotFoundError):  # somebody has removed the job's directory
-        found = os.stat(path)
-        lock = found.st_dev, found.st_ino
+    with suppress(FileNotFoundError), job_files.own_folder(directory) as folder:
+        if folder is not None:  # else somebody has removed the job's directory
+            found = os.stat("lock", dir_fd=folder, follow_symlinks=False)
+            lock = found.st_dev, found.st_ino
     mark = os.fsencode(f"GPU_JOB_LOCK={path}")
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
         if int(process) == os.getpid():

@@ -101,11 +101,11 @@ def bury(root: str, key: str) -> None:
 
 
 def prune_tombstones(root: str) -> None:
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(path_in(root, ENDED)):
+    with suppress(OSError), own_folder(path_in(root, ENDED)) as folder:  # the next call does it
+        for name in () if folder is None else os.listdir(folder):
             with suppress(FileNotFoundError):  # another process prunes, too
-                if entry.stat().st_mtime < time.time() - ENDED_S:
-                    os.unlink(entry.path)
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < time.time() - ENDED_S:
+                    os.unlink(name, dir_fd=folder)
 
 
 def exists(path: str) -> bool:
@@ -117,10 +117,33 @@ def exists(path: str) -> bool:
     return True
 
 
-def open_regular(path: str) -> BinaryIO:
-    """Open a regular file to read it; raises `FileNotFoundError` for a link, a pipe, a device or a socket."""
+@contextmanager
+def own_folder(path: str) -> Iterator[int | None]:
+    """Yield the descriptor of a folder of this user, or None: for none, for a link, and for another's.
+
+    Else its owner, or who put the link there, could have a user with more rights end and remove what they
+    choose, also where they exchange the folder while it is looked into.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        yield None
+        return
+    try:
+        yield descriptor if os.fstat(descriptor).st_uid == os.geteuid() else None
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: str, folder: int | None = None) -> BinaryIO:
+    """Open a regular file to read it; raises `FileNotFoundError` for a link, a pipe, a device or a socket.
+
+    The path may be that in a `folder` of this descriptor.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
@@ -139,8 +162,14 @@ def text_of(path: str, size: int = MAX_SHORT_BYTES) -> str:
 
 
 def number_in(directory: str, name: str) -> int | None:
+    return number_of(os.path.join(directory, name))
+
+
+def number_of(path: str, folder: int | None = None) -> int | None:
+    """Return the number in a file, maybe of the `folder` of this descriptor; None if it has none."""
     try:
-        number = int(text_of(os.path.join(directory, name)))
+        with open_regular(path, folder) as file:
+            number = int(file.read(MAX_SHORT_BYTES).decode("utf-8", "replace"))
     except (FileNotFoundError, ValueError):
         return None
     return number if abs(number) < 2**31 else None
@@ -209,18 +238,18 @@ def verify(key: str, place: Mapping[str, str], here: str = "") -> None:
     if place["machine"] != here:
         reason = ", another machine of that name" if there == asked else ""
     else:
-        mark = os.path.join(place["folder"], "mark")
         try:
-            if text_of(mark) != place["mark"]:
-                reason = ", where that folder is another one"
-            elif os.stat(mark).st_uid == os.geteuid():
-                return
+            with open_regular(os.path.join(place["folder"], "mark")) as mark:
+                if mark.read(MAX_SHORT_BYTES).decode("utf-8", "replace") != place["mark"]:
+                    reason = ", where that folder is another one"
+                elif os.fstat(mark.fileno()).st_uid == os.geteuid():
+                    return
             # Else its owner could have a user with more rights kill a process group of their choice.
         except OSError as error:
             reason = f", where that folder cannot be read: {error.strerror}"
     raise ElsewhereError(
-        f"job {key} is on {there} in {place['folder']} of user {place['user']}, but {asked} was asked as "
-        f"{user_name()}{reason}: ask from there, as that user"
+        f"job {key} is on {there or 'no stated machine'} in {place['folder']} of user {place['user']}, but "
+        f"{asked} was asked as {user_name()}{reason}: ask from there, as that user"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from resource_manager.core.models import JobPlace
@@ -154,6 +154,15 @@ class DirectoryLauncher:
         Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
         """
         raise NotImplementedError
+
+    def place_for(self, act: str) -> dict[str, str] | None:
+        """Return the place as it is verified before the call, None where nothing was prepared yet.
+
+        A folder without its machine is a way by which jobs come to machines: it is asked what runs there, and
+        every other call is refused, since it would act on what is in a folder that the lease's owner names.
+        """
+        is_way = not self._place.machine and act == "running"
+        return asdict(self._place) if self._place.machine or (self._place.folder and not is_way) else None
 
     def prepare(self, job: Job) -> JobPlace:
         check_image(self._place.launcher, job)

@@ -63,8 +63,8 @@ class LocalLauncher(DirectoryLauncher):
 
         def act_there() -> None:
             try:
-                if self._place.machine:
-                    job_files.verify(key, asdict(self._place))
+                if (place := self.place_for(act)) is not None:
+                    job_files.verify(key, place)
                 answer.set_result(calls.ACTS[act](self.root, **arguments) or {})
             except BaseException as error:
                 answer.set_exception(error)

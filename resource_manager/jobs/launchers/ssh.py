@@ -180,8 +180,7 @@ class SSHLauncher(DirectoryLauncher):
 
     def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Call it on the server; program and secrets go over standard input."""
-        place = asdict(self._place) if self._place.machine else None
-        call = json.dumps({"do": act, "place": place, "root": self.root, **arguments})
+        call = json.dumps({"do": act, "place": self.place_for(act), "root": self.root, **arguments})
         # Such as on a server out of memory: the job may still run, unless nothing was to start.
         kind = kind_of_failure(act)
         try:

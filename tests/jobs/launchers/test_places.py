@@ -2,7 +2,11 @@
 
 import ast
 import os
+import signal
 import socket
+import stat
+import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +24,7 @@ from resource_manager.jobs.launchers import (
     open_at,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.slurm import LocalPython
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.launchers.ssh_python import SSHPython
 from tests.eventually import wait_for, wait_until_ended
@@ -171,6 +176,86 @@ def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, as_an
     for call in calls(LocalLauncher(place=place), job):
         with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
             call()
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process, with a group of its own, of which no launcher knows."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def forged(folder: Path, key: str, process: subprocess.Popen[bytes]) -> Path:
+    """Make the directory of a job that was never started, and say that it is this process."""
+    directory = folder / key
+    directory.mkdir(parents=True)
+    (directory / "group").write_text(str(process.pid))
+    (directory / "lock").touch()
+    return directory
+
+
+@pytest.mark.parametrize("name", ["local", "terminal", "ssh"])
+def test_a_folder_without_its_machine_is_nobody_s_place(tmp_path, name, bystander):
+    """Else who names it has the account that asks end processes, and make folders, of their choice."""
+    forged(tmp_path, "j", bystander)
+    place = JobPlace(name, folder=str(tmp_path))
+    launcher = SSHLauncher(place, LocalPython()) if name == "ssh" else open_at(place)
+    for call in calls(launcher, Job("j", ("true",))):
+        with pytest.raises(LauncherUnreachableError, match="job j is on no stated machine in "):
+            call()
+    assert bystander.poll() is None
+    assert [each.name for each in tmp_path.iterdir()] == ["j"]
+
+
+def test_a_mark_is_that_of_the_file_that_was_read(tmp_path, monkeypatch, as_another_user):
+    """Its path may be a link to another's file a moment later."""
+    place = LocalLauncher(str(tmp_path)).prepare(Job("j", ("true",)))
+    as_another_user()
+    look, owner = os.stat, os.geteuid()
+    found = os.stat_result([owner if at == stat.ST_UID else field for at, field in enumerate(look(tmp_path))])
+    monkeypatch.setattr(os, "stat", lambda path, **more: found if "mark" in str(path) else look(path, **more))
+    with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
+        LocalLauncher(place=place).status("j")
+
+
+def test_a_directory_that_is_another_user_s_names_no_process_to_end(tmp_path, bystander, as_another_user):
+    """It may come to stand in the place of the folder that was verified."""
+    directory = forged(tmp_path, "j", bystander)
+    as_another_user()
+    assert not ending.send_signal(str(directory), signal.SIGKILL)
+    assert bystander.poll() is None
+
+
+def test_a_link_to_the_directory_of_another_s_job_leads_to_no_process_of_it(tmp_path, bystander):
+    (tmp_path / "j").symlink_to(forged(tmp_path, "theirs", bystander))
+    ending.send_signal(str(tmp_path / "j"), signal.SIGKILL)
+    assert bystander.poll() is None
+
+
+def test_a_lock_that_is_a_link_is_not_that_of_the_processes_which_have_its_file(tmp_path, bystander):
+    (tmp_path / "j").mkdir()
+    (tmp_path / "j" / "lock").symlink_to(f"/proc/{bystander.pid}/fd/0")
+    assert list(ending.processes_of(str(tmp_path / "j"))) == []
+
+
+def test_only_an_account_s_own_tombstones_are_removed_with_time(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "old").touch()
+    os.utime(tmp_path / "logs" / "old", (0, 0))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "ended").symlink_to(tmp_path / "logs")
+    job_files.prune_tombstones(str(tmp_path / "jobs"))
+    (tmp_path / "logs").rename(tmp_path / "ended")
+    own = os.geteuid()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: own + 1)
+        job_files.prune_tombstones(str(tmp_path))
+    assert (tmp_path / "ended" / "old").exists()
+    job_files.prune_tombstones(str(tmp_path))
+    assert not (tmp_path / "ended" / "old").exists()
 
 
 @pytest.mark.parametrize("name", ["exit_code", "lock"])
