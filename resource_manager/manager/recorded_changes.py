@@ -82,6 +82,12 @@ def lease_of(change: Recorded) -> str:
     return str(change.get("lease_id", ""))
 
 
+def token_of(change: Recorded) -> int | None:
+    """Return the fencing token of the lease that a change is about; None if it is about none."""
+    token: int | None = change.get("lease", change).get("fencing_token")
+    return token
+
+
 def names_at(shown: Iterable[Recorded], newest_first: Iterable[Recorded]) -> dict[int, dict[str, str]]:
     """Return the names, by lease id, of what the changes shown mention and do not bring, by their versions.
 

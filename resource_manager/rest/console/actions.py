@@ -6,7 +6,9 @@ from typing import Any
 
 import flask
 
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import name_of
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager import answer_words
 from resource_manager.manager.cluster_results import ServerSummary
@@ -102,7 +104,13 @@ def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
 
 def _name(service: Service, form: TaskForm) -> str:
     """Return the name of the lease or pending request that a button is about to end."""
-    return service.watch.read(lambda cluster, now: name_in(cluster, form.task_id))
+
+    def view(cluster: ClusterState, now: float) -> str:
+        token = form.fencing_token
+        lease = None if token is None else cluster.holding(form.task_id, token)
+        return name_in(cluster, form.task_id) if lease is None else name_of(lease)
+
+    return service.watch.read(view)
 
 
 def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:

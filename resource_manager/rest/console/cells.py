@@ -43,8 +43,8 @@ class Bars:
 class Cell:
     """Cell of one GPU, or of `span` neighbours of one lease: CSS classes, text and tooltip.
 
-    `since` is when its lease was granted, `devices` are the numbers and UUIDs of its GPUs, `bars` their
-    use if their server reports it.
+    `token` is its lease's fencing token, `since` when that was granted, `devices` are the numbers and UUIDs
+    of its GPUs, `bars` their use if their server reports it.
     """
 
     classes: str
@@ -57,6 +57,7 @@ class Cell:
     since: float | None = None
     team: str = ""
     rank: str = ""
+    token: int | None = None
     devices: list[tuple[int, str]] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
 
@@ -253,7 +254,7 @@ def _cell(
         text = f"{icon} {text}"
     elif closed is not None:
         classes += " closing"
-    cell = Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
+    cell = Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key, token=first.fencing_token)
     if len(leases) == 1:
         cell.since, cell.team, cell.rank = first.granted_at, first.request.team, _rank(first, state.name)
         cell.tail, cell.short_id = bracket + index, short_id(first.sequence)

@@ -68,9 +68,10 @@ class TaskForm(Query):
 
 
 class LeaseQuery(Query):
-    """Lease or pending request to show."""
+    """Lease or pending request to show; with its fencing token `token` that lease and no other of its id."""
 
     id: LeaseId
+    token: Annotated[int, Field(ge=0, le=2**53)] | None = None
 
 
 def form_of(model: type[BaseModel]) -> Any:

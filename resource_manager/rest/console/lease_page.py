@@ -15,10 +15,10 @@ from resource_manager.fleet.job_places import AGENT
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
-from resource_manager.jobs.running_job import RunningJob
+from resource_manager.jobs.running_job import RunningJob, is_remainder
 from resource_manager.manager import answer_words, serializers
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.recorded_changes import lease_of, names_at
+from resource_manager.manager.recorded_changes import lease_of, names_at, token_of
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.stored_jobs import AgentJob
 from resource_manager.manager.use_results import GpuUse
@@ -77,25 +77,29 @@ def _pairs(labels: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
-def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
+def look_at(service: Service, caller: Identity, name: str, token: int | None = None) -> dict[str, Any]:
     """Return what the page of the lease of that name shows, also once it has ended.
 
-    Raises `ProblemError` if nothing is known of it, and `AmbiguousNameError`.
+    With a fencing token it is that lease, or what is left of it, whoever has its id by now. Raises
+    `ProblemError` if nothing is known of it, and `AmbiguousNameError`.
     """
     lease_id = service.watch.read(lambda cluster, now: _id_of(cluster, name))
 
-    entry = next((each for each in service.manager.queue() if each["task_id"] == lease_id), None)
+    queue = service.manager.queue() if token is None else []
+    entry = next((each for each in queue if each["task_id"] == lease_id), None)
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         found: dict[str, Any] = {"lease": None, "waiting": None, "now": now, "totals": cells.totals(cluster)}
-        request = None
-        if (lease := cluster.leases.get(lease_id)) is not None:
+        request, newest = None, cluster.leases.get(lease_id)
+        found["is_newest"] = token is None or (newest is not None and newest.fencing_token == token)
+        if (lease := newest if token is None else cluster.holding(lease_id, token)) is not None:
             request = lease.request
             colour = cells.colours_of(cluster, [lease])[lease.key]
             found["lease"] = serializers.allocation(cluster, lease)
             found["walls"] = serializers.walls_in_words(lease)
             found["row"] = cells.lease_row(cluster, lease, colour, caller, service)
-        elif lease_id in cluster.pending:
+            found["is_remainder"] = bool(lease.ranks)
+        elif token is None and lease_id in cluster.pending:
             request = cluster.pending[lease_id].request
             newer = service.manager.status_of(lease_id) if entry is None else None
             found["waiting"] = entry or {**(newer or {}), "estimated_start": serializers.estimate(LATER)}
@@ -118,7 +122,11 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     changes = list(newest(service.manager, found["totals"]["version"]))
     if found["lease"] is None and found["waiting"] is None:
         lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)
-    events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
+    events = [
+        change
+        for change in changes
+        if lease_of(change) == lease_id and (found["is_newest"] or token_of(change) == token)
+    ][:MAX_EVENTS]
     if not events and found["lease"] is None and found["waiting"] is None:
         raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
     if found["lease"] is None and found["waiting"] is None:
@@ -133,17 +141,17 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     return {
         **found,
         "lease_id": lease_id,
-        "jobs": _jobs_to_read(service, caller, lease_id, found["lease"], found["waiting"]),
+        "jobs": _jobs_to_read(service, caller, lease_id, token, found["lease"], found["waiting"]),
         "name": [*shown, short(lease_id)][0],
         "events": [(change["at"], describe_event(change, names_of[change["version"]])) for change in events],
-        "uses": _uses(uses, lease_id),
+        "uses": _uses(uses, found["lease"]),
     }
 
 
 def _jobs_to_read(
-    service: Service, caller: Identity, lease_id: str, lease: Any, waiting: Any
+    service: Service, caller: Identity, lease_id: str, token: int | None, lease: Any, waiting: Any
 ) -> list[AgentJob]:
-    """Return the jobs of a lease, or of the last of that id, whose output an agent has for this caller."""
+    """Return the jobs of a lease, else of the ended one, whose output an agent has for this caller."""
     if lease is not None:
         jobs = RunningJob.all_of(lease)
         return [
@@ -151,7 +159,7 @@ def _jobs_to_read(
             for job in jobs
             if job.place.launcher == AGENT and may_read(caller, lease)
         ]
-    result = None if waiting is not None else service.manager.result_of(lease_id)
+    result = None if waiting is not None else service.manager.result_of(lease_id, token)
     return result["jobs"] if result is not None and may_read(caller, result) else []
 
 
@@ -168,14 +176,14 @@ def _id_of(cluster: ClusterState, name: str) -> str:
         return name
 
 
-def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
+def _uses(uses: Any, lease: Any) -> list[tuple[str, GpuUse]]:
     """Return the GPUs of the lease with the names of their servers, of servers whose agents report."""
     return [
         (server["server_name"], gpu)
         for server in uses
         if server["age_s"] is not None
         for gpu in server["gpus"]
-        if any(lease["task_id"] == lease_id for lease in gpu["leases"])
+        if any(each["fencing_token"] == lease["fencing_token"] for each in gpu["leases"])
     ]
 
 
@@ -188,8 +196,11 @@ def describe_event(change: Recorded, names: Mapping[str, str]) -> str:
 
 
 def _task_after(service: Service, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what becomes of the task of a lease or pending request that ends, if it has one."""
-    identity = reconcile.task_of(entry)
+    """Return what becomes of the task of a lease or pending request that ends, if it has one.
+
+    The task of what is left of a gang goes on under another lease.
+    """
+    identity = None if is_remainder(entry) else reconcile.task_of(entry)
     if identity is None:
         return {"after_stop": "", "may_end_task": False}
     if service.airflow_api is None:
@@ -246,10 +257,8 @@ def stop_job(
     """
 
     def view(cluster: ClusterState, now: float) -> Any:
-        lease = cluster.leases.get(lease_id)
-        if lease is None or lease.fencing_token != fencing_token:
-            return None
-        return serializers.allocation(cluster, lease)
+        lease = cluster.holding(lease_id, fencing_token)
+        return None if lease is None else serializers.allocation(cluster, lease)
 
     entry = service.watch.read(view)
     ended = TASK_ENDED if task_ended else ""

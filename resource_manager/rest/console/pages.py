@@ -100,7 +100,7 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
             "leases": [
                 cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in leases
             ],
-            "colours": {lease.lease_id: cells.css_classes(colours[lease.key]) for lease in leases},
+            "colours": {lease.fencing_token: cells.css_classes(colours[lease.key]) for lease in leases},
             "now": now,
             "totals": cells.totals(cluster),
         }
@@ -128,7 +128,7 @@ def side(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/lease", Role.READER)
 def lease(service: Service, caller: Identity, query: forms.LeaseQuery) -> Any:
     """One lease or pending request."""
-    shown = lease_page.look_at(service, caller, query.id)
+    shown = lease_page.look_at(service, caller, query.id, query.token)
     return _page("lease.html", service, caller, **shown)
 
 

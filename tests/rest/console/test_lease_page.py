@@ -11,6 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.agent.report_format import read_report
 from resource_manager.core.identifiers import job_key
 from resource_manager.core.models import JobPlace
 from resource_manager.core.names import short_id
@@ -21,6 +22,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.agent.reporting import as_text, gpu, report
 from tests.builders import queue_entry, redefine
 from tests.manager.test_slurm_jobs import slurm_job
 
@@ -92,6 +94,51 @@ def test_a_gang_of_which_a_member_cannot_be_stopped_is_not_said_to_be_released(
     status, text = form(ursula, page(ursula, "gang"), "/act/stop", task_id="gang", fencing_token=token)
     assert status == 409
     assert "is partly released: its job may still run: rank 1 on " in text
+
+
+def test_what_is_left_of_a_gang_is_stopped_and_not_the_new_lease_of_its_id(
+    manager: GPUResourceManager, as_role: AsRole, service: Service
+) -> None:
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(4)))
+    old = manager.submit("gang", 8, nodes=2, owner="ursula")["fencing_token"]
+    manager.release_members("gang", [0], fencing_token=old)
+    new = manager.submit("gang", 8, nodes=2, owner="ursula")["fencing_token"]
+    ursula = as_role(Role.USER, "ursula")
+    leases = ursula.get("/leases").get_data(as_text=True)
+    links = [html.unescape(link) for link in re.findall(r'href="([^"]+)" data-ask="stop"', leases)]
+    pages = [ursula.get(link).get_data(as_text=True) for link in links]
+    asks = re.compile(r'<div popover id="stop".*?name="fencing_token" value="(\d+)"')
+    assert [asks.findall(each) for each in pages] == [[str(old)], [str(new)]]
+    assert "QUARANTINED" in pages[0]
+    assert "QUARANTINED" not in pages[1]
+    for path in ("/", "/servers/1"):
+        linked = re.findall(r"lease\?id=gang&amp;token=(\d+)", ursula.get(path).get_data(as_text=True))
+        assert str(old) in linked, path
+    status, text = form(ursula, pages[0], "/act/stop", task_id="gang", fencing_token=old)
+    assert status == 200
+    assert "is released" in text
+    assert [lease["fencing_token"] for lease in manager.leases()] == [new]
+    ended = ursula.get(links[0]).get_data(as_text=True)
+    assert "It has ended" in ended
+    assert "Stop job" not in ended, "the link is not one to the lease that has the id now"
+
+
+def test_a_page_shows_the_use_of_its_own_lease_of_two_of_one_id(
+    manager: GPUResourceManager, as_role: AsRole, service: Service
+) -> None:
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(4)))
+    old = manager.submit("gang", 8, nodes=2)["fencing_token"]
+    manager.release_members("gang", [0], fencing_token=old)
+    manager.submit("gang", 8, nodes=2)
+    [rest] = [lease for lease in manager.leases() if lease["fencing_token"] == old]
+    for lease in manager.leases():
+        for member in lease["members"]:
+            sent = report(manager.store.now(), *map(gpu, range(8)), name=member["server_name"])
+            service.receiver.receive(read_report(as_text(sent)))
+    reader = as_role(Role.READER)
+    text = reader.get("/lease", query_string={"id": "gang", "token": old}).get_data(as_text=True)
+    used = set(re.findall(r'<td class="main">(\S+) GPU \d+</td>', text))
+    assert used == {member["server_name"] for member in rest["members"]}
 
 
 def test_a_lease_says_which_walls_its_job_has(

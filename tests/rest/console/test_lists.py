@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 
@@ -42,6 +43,6 @@ def test_a_list_leads_to_the_dialog_of_the_page_that_asks(
     manager.submit("wait-ada", 8, owner="ada")
     manager.submit("wait-bob", 8, owner="bob")
     for path, dialog in (("/leases", "stop"), ("/queue", "cancel")):
-        links = re.findall(r'href="([^"]+)" data-ask="(\w+)"', text_of(ada, path))
+        links = re.findall(r'href="([^"]+)" data-ask="(\w+)"', html.unescape(text_of(ada, path)))
         assert [name for _, name in links] == [dialog], path  # none of bob's
         assert f'<div popover id="{dialog}"' in text_of(ada, links[0][0])
