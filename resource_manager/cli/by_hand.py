@@ -180,7 +180,7 @@ def stop(
 
     Airflow tries the task again if it has tries left, unless --end-task ends it, too.
     """
-    end = partial(_end, target, name, airflow if end_task else None)
+    end = _Ending(target, name, airflow if end_task else None)
     done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
@@ -190,20 +190,51 @@ def stop(
         raise Failure(done.problem, REFUSED)
 
 
-def _end(target: Target, name: str, airflow: AirflowLogin | None) -> Action:
-    """End a lease or pending request, before it its task by the login of that Airflow, if any."""
-    from resource_manager.jobs import reconcile
+class _Ending:
+    """End of what has a name when it is first seen, in as many tries as it takes.
 
-    entry = entry_of(target.manager, name)
-    identity = reconcile.task_of(entry)
-    if airflow is not None:
-        _end_task(target, entry, identity, airflow)
-    done, kinds = reconcile.end(target.manager, entry), reconcile.ActionKind
-    if airflow is None and identity is not None and done.action is not kinds.KEPT:
-        say("Airflow may try its task again: stop --end-task ends that, too")
-    if airflow is not None and done.action is kinds.GONE_BEFORE:
-        return replace(done, action=kinds.RELEASED, detail="by its task, which was ended in Airflow")
-    return done
+    Who gets that name afterwards is another one. Its task ends first, by the login of that Airflow, if any.
+    """
+
+    def __init__(self, target: Target, name: str, airflow: AirflowLogin | None) -> None:
+        self._target, self._name, self._airflow = target, name, airflow
+        self._seen: Mapping[str, Any] | None = None
+        self._has_ended_task = False
+
+    def __call__(self) -> Action:
+        """Try once; raises `UnknownTaskError` if nothing has ever had the name."""
+        from resource_manager.jobs import reconcile
+
+        kinds = reconcile.ActionKind
+        entry = self._entry()
+        if entry is None:
+            assert self._seen is not None
+            gone = name_in_words(self._seen)
+            return reconcile.Action(self._seen["task_id"], gone, kinds.GONE_BEFORE, "it has ended meanwhile")
+        self._seen = entry
+        identity = reconcile.task_of(entry)
+        if self._airflow is not None and not self._has_ended_task:
+            _end_task(self._target, entry, identity, self._airflow)
+            self._has_ended_task = True  # a later try of that task is none of this lease's
+        done = reconcile.end(self._target.manager, entry)
+        if self._airflow is None and identity is not None and done.action is not kinds.KEPT:
+            say("Airflow may try its task again: stop --end-task ends that, too")
+        if self._airflow is not None and done.action is kinds.GONE_BEFORE:
+            return replace(done, action=kinds.RELEASED, detail="by its task, which was ended in Airflow")
+        return done
+
+    def _entry(self) -> Mapping[str, Any] | None:
+        """Return what is to end, as it is now; None if it is gone."""
+        manager, seen = self._target.manager, self._seen
+        if seen is None:
+            return entry_of(manager, self._name)
+        if seen["state"] == "WAITING":
+            found = manager.status_of(seen["task_id"])
+            return found if found is not None and found["short_id"] == seen["short_id"] else None
+        try:
+            return manager.named(seen["task_id"], pending=False, fencing_token=seen["fencing_token"])
+        except LeaseNotFoundError:
+            return None
 
 
 def _end_task(
@@ -233,12 +264,13 @@ def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:
     """Return what `end` did once store and server answered; a task not found is looked for once more."""
     from resource_manager.jobs.reconcile import ActionKind
 
+    half_done = (ActionKind.KEPT, ActionKind.PARTLY_RELEASED)
     deadline, was_missing = time.monotonic() + retry_for_s, False
     while True:
         is_last = time.monotonic() + LOOK_AGAIN_S > deadline
         try:
             done = end()
-            if is_last or done.action is not ActionKind.KEPT:
+            if is_last or done.action not in half_done:
                 return done
             was_missing = False
         except UnknownTaskError:

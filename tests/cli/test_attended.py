@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -17,14 +17,15 @@ from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import attended, by_agent, main
+from resource_manager.cli import attended, by_agent, by_hand, main
 from resource_manager.cli.session import say
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError, StoreUnavailableError
+from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
@@ -241,6 +242,72 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert (done.returncode, done.stdout) == (1, "")
     manager.submit("late", 1)
     assert process.communicate(timeout=30) == ("late vnpm: released, it had no job\n", "")
+
+
+@pytest.fixture
+def stop_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Return stop_again(manager, meanwhile): what `stop t --retry-for` says, with that between two tries."""
+
+    def stop(manager: Any, meanwhile: Callable[[], object]) -> Result:
+        left = iter([meanwhile])
+        pause = time.sleep
+
+        def sleep(time_s: float) -> None:
+            if time_s != by_hand.LOOK_AGAIN_S:
+                pause(time_s)
+            elif (step := next(left, None)) is not None:
+                step()
+
+        monkeypatch.setattr(by_hand.time, "sleep", sleep)
+        return CliRunner().invoke(main, ["stop", "t", "--retry-for", "1h"], obj=holding(manager))
+
+    return stop
+
+
+FAR = JobPlace("local", machine="far/1", folder="/home/u/jobs", mark="1", user="u")
+
+
+def test_stop_ends_no_lease_that_gets_the_name_after_it_began(
+    manager: GPUResourceManager, stop_again: Callable[..., Result]
+) -> None:
+    token = manager.submit("t", 1)["fencing_token"]
+    manager.place_job("t", [FAR], fencing_token=token)
+
+    def end_and_begin_anew() -> None:
+        manager.release("t", fencing_token=token, job_end="ended")
+        manager.submit("t", 1)
+
+    done = stop_again(manager, end_and_begin_anew)
+    assert (done.exit_code, done.stdout) == (0, "t vnpm: gone before, it has ended meanwhile\n")
+    assert [lease["fencing_token"] for lease in manager.leases()] == [token + 1]
+    manager.release("t")
+
+
+def test_stop_ends_the_lease_that_the_request_which_it_found_has_got(
+    manager: GPUResourceManager, stop_again: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.submit("first", 2)
+    manager.submit("t", 2)
+    end = Mock(side_effect=[StoreUnavailableError("it restarts"), DEFAULT], wraps=reconcile.end)
+    monkeypatch.setattr(reconcile, "end", end)
+    done = stop_again(manager, lambda: manager.release("first"))
+    assert (done.exit_code, done.stdout.partition(":")[2]) == (0, " released, it had no job\n")
+    assert manager.leases() == []
+
+
+def test_stop_tries_again_to_end_a_gang_of_which_a_member_cannot_be_seen(
+    manager: GPUResourceManager, stop_again: Callable[..., Result]
+) -> None:
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
+    token = manager.submit("t", 2, nodes=2)["fencing_token"]
+    manager.place_job("t", [JobPlace("local"), FAR], fencing_token=token)
+
+    def seen_to_be_over() -> None:
+        assert [lease["state"] for lease in manager.leases()] == ["ERROR"], "it is half done"
+        manager.release("t", fencing_token=token, job_end="gone", reason="its server burnt")
+
+    done = stop_again(manager, seen_to_be_over)
+    assert (done.exit_code, done.stdout) == (0, "t vnpm: gone before, it has ended meanwhile\n")
 
 
 def test_a_run_whose_request_was_ended_is_named_as_in_the_queue(
