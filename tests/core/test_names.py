@@ -99,6 +99,7 @@ def test_what_is_no_task_of_airflow_is_called_by_its_lease_id(labels: dict[str, 
 
 def test_what_runs_by_hand_is_called_by_who_runs_it_and_where() -> None:
     assert display_name_of(request("hand:ada@gpu-1/1f2e3d4c", launcher="terminal")) == "ada@gpu-1"
+    assert display_name_of(request("hand:Ada Lovelace@console/1f2e3d4c")) == "Ada Lovelace@console"
     assert display_name_of(request("hand:ada@gpu-1/own")) == "hand:ada@gpu-1/own"
 
 

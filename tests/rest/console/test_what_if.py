@@ -117,10 +117,14 @@ def test_a_hold_that_is_refused_keeps_what_was_typed(
     assert '<form method="get" action="/what-if"' in text
 
 
-def test_a_hold_is_shown_as_one_and_says_how_to_use_it(as_role: AsRole, manager: GPUResourceManager) -> None:
-    ursula = as_role(Role.USER, "ursula")
+@pytest.mark.parametrize("holder", ["ursula", "Ursula K. Le Guin"])
+def test_a_hold_is_shown_as_one_and_says_how_to_use_it(
+    as_role: AsRole, manager: GPUResourceManager, holder: str
+) -> None:
+    ursula = as_role(Role.USER, holder)
     _, text = hold(ursula, page(ursula), **{"for": "1h", "preemptible": "true"})
     [lease] = manager.leases()
+    assert lease["name"] == f"{holder}@console"
     seen_by_operator = as_role(Role.OPERATOR).get(f"/lease?id={lease['task_id']}").get_data(as_text=True)
     assert "It ends within 60 s, whatever uses its GPUs by then." in seen_by_operator
     assert f"gpu-manager attach {lease['short_id']}" in text

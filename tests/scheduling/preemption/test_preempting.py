@@ -534,9 +534,10 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
 
 
-def test_a_preempted_hold_has_no_job_that_could_end_and_ends_itself() -> None:
+@pytest.mark.parametrize("holder", ["ada@host", "Ada Lovelace@console"])
+def test_a_preempted_hold_has_no_job_that_could_end_and_ends_itself(holder: str) -> None:
     shared = Shared(Team("vision", 4))
-    shared.submit("hand:ada@host/0123abcd", 4, team="nlp", preempt_grace_s=10.0)
+    shared.submit(f"hand:{holder}/0123abcd", 4, team="nlp", preempt_grace_s=10.0)
     shared.submit("mine", 4, team="vision")
     assert shared.tick(10.0) == []
     released, granted = shared.tick(1.0)
