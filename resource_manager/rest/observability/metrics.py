@@ -107,11 +107,11 @@ class Metrics:
         )
         self._preemptions = counter(
             "gpu_manager_preemptions",
-            "Leases preempted: for another team's guarantee, a higher priority in their own, maintenance, or "
-            "at a limit of theirs: idle, max_runtime, requeue_after.",
+            "Leases preempted: for another team's guarantee, a higher priority in their own, maintenance, an "
+            "operator who asked for it, or at a limit of theirs: idle, max_runtime, requeue_after.",
             ("reason",),
         )
-        for reason in ("guarantee", "priority", "maintenance", *map(preemptor_in_words, LIMITS)):
+        for reason in ("guarantee", "priority", "maintenance", "operator", *map(preemptor_in_words, LIMITS)):
             self._preemptions.labels(reason)
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
@@ -180,15 +180,24 @@ class Metrics:
             case changes.Quarantined():
                 self._expirations.labels("true").inc()
             case changes.Preempting() if change.preemptor:
-                own = life.preemptor is not None and life.preemptor.team == life.lease.request.team
-                reason = "maintenance" if is_window(change.preemptor) else "priority" if own else "guarantee"
-                is_limit = change.preemptor in LIMITS
-                self._preemptions.labels(preemptor_in_words(change.preemptor) if is_limit else reason).inc()
+                self._preemptions.labels(_reason_of(change, life)).inc()
         if (
             isinstance(change, changes.Released | changes.Expired | changes.MembersReleased)
             and len(life.ends) == 1
         ):
             self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
+
+
+def _reason_of(change: changes.Preempting, life: Life) -> str:
+    """Return why a lease is preempted: by whom, at which limit, or by which right of the preemptor."""
+    if change.by_operator:
+        return "operator"
+    if change.preemptor in LIMITS:
+        return preemptor_in_words(change.preemptor)
+    if is_window(change.preemptor):
+        return "maintenance"
+    is_own = life.preemptor is not None and life.preemptor.team == life.lease.request.team
+    return "priority" if is_own else "guarantee"
 
 
 class _State:

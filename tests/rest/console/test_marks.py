@@ -55,3 +55,16 @@ def test_what_runs_under_maintenance_is_marked(
         == preempt
     )
     assert "under maintenance" in read("/servers/0")
+
+
+def test_a_preemption_that_an_operator_asks_for_is_counted_as_theirs(
+    manager: GPUResourceManager, read: Callable[[str], str]
+) -> None:
+    """It takes nobody's guarantee, and no priority decides it."""
+    for number in range(4):
+        manager.submit(f"held-{number}", 8)
+    manager.submit("waits", 8)
+    manager.preempt("held-0", preemptor="waits")
+    metrics = read("/metrics")
+    assert 'gpu_manager_preemptions_total{reason="operator"} 1.0' in metrics
+    assert 'gpu_manager_preemptions_total{reason="priority"} 0.0' in metrics
