@@ -124,6 +124,21 @@ def test_a_change_sent_twice_with_one_key_is_made_once(open_client: FlaskClient)
         )
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("get", "/api/agent/jobs", {"409"}),
+        ("post", "/api/reports", {"400", "413", "415"}),
+        ("post", "/api/login", {"403", "404"}),
+    ],
+)
+def test_failures_of_an_operation_s_own_are_in_the_document(
+    open_client: FlaskClient, method: str, path: str, statuses: set[str]
+) -> None:
+    paths = open_client.get("/openapi.json").get_json()["paths"]
+    assert statuses <= paths[path][method]["responses"].keys()
+
+
 def test_an_idempotency_key_is_declared_by_exactly_those_operations_that_use_it(
     open_client: FlaskClient,
 ) -> None:

@@ -25,7 +25,7 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("POST", "/api/reports", Role.AGENT, failures=(413,), tag="servers")
+@routes.add("POST", "/api/reports", Role.AGENT, failures=(400, 413, 415), tag="servers")
 def reports(service: Service, caller: Identity) -> ReportAnswer:
     """Report the GPUs of a server; the answer names those to be cleaned."""
     flask.request.max_content_length = MAX_REPORT_BYTES
@@ -40,7 +40,7 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
         raise ProblemError(400, str(error)) from error
 
 
-@routes.add("GET", "/api/agent/jobs", Role.AGENT, tag="servers")
+@routes.add("GET", "/api/agent/jobs", Role.AGENT, failures=(409,), tag="servers")
 def agent_jobs(service: Service, caller: Identity, query: agent_schemas.AgentJobsQuery) -> Any:
     """Jobs that should be on a server: the request is held until they are others than those known."""
     _require_agent(caller, query.server)

@@ -88,7 +88,7 @@ def _set_cookie(response: Any, text: str, max_age_s: int) -> None:
     )
 
 
-@routes.add("POST", "/api/login", None, failures=(404,))
+@routes.add("POST", "/api/login", None, failures=(403, 404))
 def begin_login(service: Service, caller: Identity | None) -> DeviceAnswer:
     """Begin a log-in on the command line."""
     _, provider = _desk(service)
