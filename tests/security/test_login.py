@@ -58,6 +58,20 @@ def test_a_page_elsewhere_cannot_log_a_browser_in(
     assert browser.get("/").status_code == 200
 
 
+def test_who_is_logged_in_and_mistypes_a_token_may_try_again_on_that_page(
+    service: Service, kept: Persistence
+) -> None:
+    browser = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "ada", Role.USER)
+    assert browser.post("/login", data={"token": text}).status_code == 303
+    page = browser.get("/login").get_data(as_text=True)
+    for token, status in (("mistyped", 401), (text, 303)):
+        [csrf, *_] = re.findall(r'name="csrf_token" value="([^"]+)"', page)
+        answer = browser.post("/login", data={"token": token, "csrf_token": csrf})
+        assert answer.status_code == status
+        page = answer.get_data(as_text=True)
+
+
 def test_wrong_tokens_from_one_browser_shut_nobody_out(service: Service, kept: Persistence) -> None:
     """One address is often that of many: of an office, or of the proxy in front."""
     app = create_app(service)

@@ -18,15 +18,21 @@ from resource_manager.rest.tokens import Role
 @routes.add("GET", "/login", None)
 def login(service: Service, caller: Identity | None) -> Any:
     """The page to log in."""
-    csrf = auth.csrf_token(service.secret, caller) if caller else ""
-    return _login_page(service, caller, csrf=csrf)
+    return _login_page(service, caller)
 
 
 def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
+    csrf = auth.csrf_token(service.secret, caller) if caller else ""
     provider = service.sign_on.settings() if service.sign_on else None
     destination = flask.request.args.get("next", "")
     return flask.render_template(
-        "login.html", service=service, caller=caller, sign_on=provider, next=destination, **values
+        "login.html",
+        service=service,
+        caller=caller,
+        csrf=csrf,
+        sign_on=provider,
+        next=destination,
+        **values,
     )
 
 
@@ -48,7 +54,7 @@ def do_login(service: Service, caller: Identity | None) -> Any:
         if token is None:
             service.limits.count_failure(address)
     if token is None:
-        page = _login_page(service, None, error=error)
+        page = _login_page(service, caller, error=error)
         return flask.Response(page, status=401)
     if token.server:
         raise ProblemError(403, "an agent's token sends reports only: log in with another")
