@@ -63,9 +63,8 @@ class Cell:
 
     @property
     def numbers(self) -> str:
-        """Numbers of its GPUs: `3` or `0–3`."""
-        first, last = self.devices[0][0], self.devices[-1][0]
-        return str(first) if first == last else f"{first}–{last}"
+        """Numbers of its GPUs: `3`, `0–3` or `0, 2`."""
+        return ranges(gpu_id for gpu_id, _ in self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def _cells(state: NodeState, colours: dict[str, Colour]) -> list[Cell]:
             assert before is not None
             before.span += 1
             before.devices += cell.devices
-            before.title = f"GPU {gpu_id - before.span + 1}{before.title[before.title.index(':') :]}"
+            before.title = f"GPU {before.numbers}{before.title[before.title.index(':') :]}"
         else:
             cells.append(cell)
     return cells

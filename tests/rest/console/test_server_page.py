@@ -15,6 +15,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
+from resource_manager.core.models import Gpu
 from resource_manager.core.names import short_id
 from resource_manager.rest.console.server_history import health_history
 from resource_manager.rest.service import Service
@@ -200,3 +201,15 @@ def test_the_history_of_a_server_goes_back_across_a_jump_of_versions() -> None:
 
     manager: Any = SimpleNamespace(history=history)
     assert health_history(manager, "gpu-a", 10**9) == [resumed, drained]
+
+
+def test_a_bar_over_gpus_whose_numbers_have_gaps_says_each_number(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    gaps = replace(server(gpus=3), gpus=tuple(Gpu(number) for number in (0, 2, 5)))
+    redefine(manager, nodes=[gaps])
+    manager.submit("wide", 3)
+    page = text_of(as_role(Role.READER), "/")
+    [title] = re.findall(r'title="(GPU[^"]*wide[^"]*)"', page)
+    assert title.startswith("GPU 0, 2, 5: wide ")
+    assert "· GPU 0, 2, 5 ·" in page
