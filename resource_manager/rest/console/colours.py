@@ -24,8 +24,6 @@ FIRST_HUE, LAST_HUE = 135.0, 325.0
 """Range of hues in degrees of OKLCH, green to purple. Alarms: red is near 29, orange 60, yellow 105."""
 DARKEST, LIGHTEST = 0.46, 0.82
 CHROMA, PALE_CHROMA = 0.09, 0.055
-MAX_DARK_LEVEL = 4
-"""Lightest level on which white text is more legible than black."""
 
 _SPREAD = (0, 4, 2, 6, 1, 5, 3, 7)
 """Offsets of hue that put the colours of the next server midway between those of the previous one."""
@@ -76,11 +74,6 @@ class Colour:
                 -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
             )
         )
-
-    @property
-    def ink(self) -> str:
-        """Colour of text on this one, as `#rrggbb`."""
-        return "#ffffff" if self.level <= MAX_DARK_LEVEL else "#000000"
 
 
 def assign(holders: Iterable[Holder]) -> dict[str, Colour]:
