@@ -34,7 +34,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.use_results import IdleWarning
 from resource_manager.storage.backup import read_backup, restore, write_backup
-from tests.builders import present, redefine
+from tests.builders import granted_lease, present, redefine
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
 from tests.eventually import wait_for
@@ -258,7 +258,7 @@ def stop_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
             elif (step := next(left, None)) is not None:
                 step()
 
-        monkeypatch.setattr(by_hand.time, "sleep", sleep)
+        monkeypatch.setattr(time, "sleep", sleep)
         return CliRunner().invoke(main, ["stop", "t", "--retry-for", "1h"], obj=holding(manager))
 
     return stop
@@ -270,7 +270,7 @@ FAR = JobPlace("local", machine="far/1", folder="/home/u/jobs", mark="1", user="
 def test_stop_ends_no_lease_that_gets_the_name_after_it_began(
     manager: GPUResourceManager, stop_again: Callable[..., Result]
 ) -> None:
-    token = manager.submit("t", 1)["fencing_token"]
+    token = granted_lease(manager.submit("t", 1))["fencing_token"]
     manager.place_job("t", [FAR], fencing_token=token)
 
     def end_and_begin_anew() -> None:
@@ -283,23 +283,36 @@ def test_stop_ends_no_lease_that_gets_the_name_after_it_began(
     manager.release("t")
 
 
-def test_stop_ends_the_lease_that_the_request_which_it_found_has_got(
-    manager: GPUResourceManager, stop_again: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", [False, True], ids=["granted", "another of that name"])
+def test_stop_ends_the_request_that_it_found_also_once_it_is_granted_and_no_other(
+    manager: GPUResourceManager,
+    stop_again: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    other: bool,
 ) -> None:
     manager.submit("first", 2)
     manager.submit("t", 2)
     end = Mock(side_effect=[StoreUnavailableError("it restarts"), DEFAULT], wraps=reconcile.end)
     monkeypatch.setattr(reconcile, "end", end)
-    done = stop_again(manager, lambda: manager.release("first"))
-    assert (done.exit_code, done.stdout.partition(":")[2]) == (0, " released, it had no job\n")
-    assert manager.leases() == []
+
+    def meanwhile() -> None:
+        if other:
+            manager.cancel("t")
+            manager.submit("t", 2)
+        else:
+            manager.release("first")
+
+    done = stop_again(manager, meanwhile)
+    said = "gone before, it has ended meanwhile" if other else "released, it had no job"
+    assert (done.exit_code, done.stdout.partition(": ")[2]) == (0, f"{said}\n")
+    assert [entry["task_id"] for entry in manager.queue()] == (["t"] if other else [])
 
 
 def test_stop_tries_again_to_end_a_gang_of_which_a_member_cannot_be_seen(
     manager: GPUResourceManager, stop_again: Callable[..., Result]
 ) -> None:
     redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
-    token = manager.submit("t", 2, nodes=2)["fencing_token"]
+    token = granted_lease(manager.submit("t", 2, nodes=2))["fencing_token"]
     manager.place_job("t", [JobPlace("local"), FAR], fencing_token=token)
 
     def seen_to_be_over() -> None:

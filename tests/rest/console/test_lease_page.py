@@ -23,7 +23,7 @@ from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, report
-from tests.builders import queue_entry, redefine
+from tests.builders import granted_lease, queue_entry, redefine
 from tests.manager.test_slurm_jobs import slurm_job
 
 AsRole = Callable[..., FlaskClient]
@@ -100,9 +100,9 @@ def test_what_is_left_of_a_gang_is_stopped_and_not_the_new_lease_of_its_id(
     manager: GPUResourceManager, as_role: AsRole, service: Service
 ) -> None:
     redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(4)))
-    old = manager.submit("gang", 8, nodes=2, owner="ursula")["fencing_token"]
+    old = granted_lease(manager.submit("gang", 8, nodes=2, owner="ursula"))["fencing_token"]
     manager.release_members("gang", [0], fencing_token=old)
-    new = manager.submit("gang", 8, nodes=2, owner="ursula")["fencing_token"]
+    new = granted_lease(manager.submit("gang", 8, nodes=2, owner="ursula"))["fencing_token"]
     ursula = as_role(Role.USER, "ursula")
     leases = ursula.get("/leases").get_data(as_text=True)
     links = [html.unescape(link) for link in re.findall(r'href="([^"]+)" data-ask="stop"', leases)]
@@ -123,22 +123,25 @@ def test_what_is_left_of_a_gang_is_stopped_and_not_the_new_lease_of_its_id(
     assert "Stop job" not in ended, "the link is not one to the lease that has the id now"
 
 
-def test_a_page_shows_the_use_of_its_own_lease_of_two_of_one_id(
+def test_a_page_shows_the_use_of_its_own_lease_where_two_of_one_id_share_a_server(
     manager: GPUResourceManager, as_role: AsRole, service: Service
 ) -> None:
-    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(4)))
-    old = manager.submit("gang", 8, nodes=2)["fencing_token"]
+    redefine(manager, nodes=tuple(replace(node, address="u@near") for node in default_inventory(2)))
+    old = granted_lease(manager.submit("gang", 4, nodes=2))["fencing_token"]
     manager.release_members("gang", [0], fencing_token=old)
-    manager.submit("gang", 8, nodes=2)
-    [rest] = [lease for lease in manager.leases() if lease["fencing_token"] == old]
-    for lease in manager.leases():
-        for member in lease["members"]:
-            sent = report(manager.store.now(), *map(gpu, range(8)), name=member["server_name"])
-            service.receiver.receive(read_report(as_text(sent)))
-    reader = as_role(Role.READER)
-    text = reader.get("/lease", query_string={"id": "gang", "token": old}).get_data(as_text=True)
-    used = set(re.findall(r'<td class="main">(\S+) GPU \d+</td>', text))
-    assert used == {member["server_name"] for member in rest["members"]}
+    manager.submit("gang", 4, nodes=2)
+    [[rest], [new]] = [
+        [(each["server_name"], gpu_id) for each in lease["members"] for gpu_id in each["gpu_ids"]][-1:]
+        for lease in manager.leases()
+    ]
+    assert rest[0] == new[0], "they share a server"
+    sent = report(manager.store.now(), *map(gpu, range(8)), name=rest[0])
+    service.receiver.receive(read_report(as_text(sent)))
+    query = {"id": "gang", "token": old}
+    text = as_role(Role.READER).get("/lease", query_string=query).get_data(as_text=True)
+    used = re.findall(r'<td class="main">(\S+) GPU (\d+)</td>', text)
+    assert (rest[0], str(rest[1])) in used
+    assert (new[0], str(new[1])) not in used
 
 
 def test_a_lease_says_which_walls_its_job_has(
