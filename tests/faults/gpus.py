@@ -170,7 +170,7 @@ class Course:
         if device.lost:
             return gpu(0, uuid=device.uuid, lost=True, processes=None, utilization_percent=None)
         jobs = [
-            process(1000 + token, job=f"gpu-{task}-0a1b2c3d-{token}", lease_source="cgroup")
+            process(1000 + token % 1_000_000, job=f"gpu-{task}-0a1b2c3d-{token}", lease_source="cgroup")
             for token, task in device.jobs.items()
         ]
         at = self.managers[0].store.now() + 3600 * 5

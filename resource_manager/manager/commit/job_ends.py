@@ -29,8 +29,9 @@ def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRo
         if isinstance(change, Queued):  # it waits again
             ended.pop(change.request.lease_id, None)
         elif isinstance(change, Granted):
-            granted[change.lease.lease_id] = change.lease
-            ended.pop(change.lease.lease_id, None)
+            lease_id = change.lease.request.lease_id
+            granted[lease_id] = change.lease
+            ended.pop(lease_id, None)
         elif isinstance(change, Cancelled):
             pending = cluster.pending.get(change.lease_id)
             if pending is not None and has_stored_job(pending.request.labels):
@@ -42,4 +43,4 @@ def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRo
             is_its_own = lease is not None and lease.fencing_token == change.fencing_token
             if lease is not None and is_its_own and has_stored_job(lease.request.labels):
                 ended[change.lease_id] = None
-    return [JobRow(job_name(lease_id), "", "", ENDED_S) for lease_id in ended]
+    return [JobRow(job_name(name), "", "", ENDED_S) for name in ended]

@@ -47,7 +47,8 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
 
     Of types in order of preference all members get the first that fits, or else what fits of all of them.
     """
-    request = within_guarantee(cluster.ledger, request)
+    if cluster.ledger is not None:
+        request = within_guarantee(cluster.ledger, request)
     if request.types is TypeChoice.FIRST and len(request.gpu_types) > 1:
         for gpu_type in request.gpu_types:
             members = select_members(cluster, replace(request, gpu_types=(gpu_type,)), policy)

@@ -169,7 +169,7 @@ def test_the_outcome_of_a_commit_without_an_answer_is_known_at_the_next_call(
     assert lease is not None, "it was written before its answer was lost"
     again = manager.allocate_resources("unknown", 2, 2)
     assert again is not None
-    assert again["fencing_token"] == granted_lease(lease)["fencing_token"] == 2
+    assert again["fencing_token"] == granted_lease(lease)["fencing_token"]
     assert len(manager.leases()) == 2
 
 
