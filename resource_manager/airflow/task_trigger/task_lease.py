@@ -20,6 +20,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, queue_again
 from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.recorded_changes import ended_by_others
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
@@ -199,7 +200,8 @@ class TaskLease:
             if done:
                 return call.result()
             if self._held is not None:
-                with suppress(ResourceManagerError, AirflowException):  # the next step finds out
+                # The next step finds out what fails here.
+                with suppress(ResourceManagerError, AirflowException), asked_by(self._trigger.identity.by):
                     self._held = await self._trigger.shared.call(self._renew)
             due_s = renewal_pause_s(self._plan.ttl_s / 3)
 
