@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -179,3 +180,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB."""
     with small_disk_at(tmp_path / "small", "size=3m") as folder:
         yield folder
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a group of its own, of which no launcher knows."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,16 +122,6 @@ def test_a_job_lives_on_if_its_lease_may_not_be_released(client_of: Any, start_j
     assert ada.status_of("bobs")["fencing_token"] == lease["fencing_token"]
     assert end(operator, seen).action is ActionKind.RELEASED  # exempt by role
     assert not runs(key)
-
-
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the service's account, with a group of its own, which is no job."""
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("launcher", ["local", "terminal"])

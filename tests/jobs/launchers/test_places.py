@@ -6,7 +6,6 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -176,16 +175,6 @@ def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, as_an
     for call in calls(LocalLauncher(place=place), job):
         with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
             call()
-
-
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process, with a group of its own, of which no launcher knows."""
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def forged(folder: Path, key: str, process: subprocess.Popen[bytes]) -> Path:
