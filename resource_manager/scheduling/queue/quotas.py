@@ -92,19 +92,18 @@ def _types_left(path: Sequence[Account], request: Request, requested_milli: int)
     found: list[str] | None = None
     for account in path:
         if account.team.guaranteed_by_type:
-            inside = _inside(account, request, requested_milli, account.fixed_by_type)
+            inside = types_inside(account, request, requested_milli, account.fixed_by_type)
             found = inside if found is None else [gpu_type for gpu_type in found if gpu_type in inside]
     return found
 
 
-def types_inside(account: Account, request: Request, requested_milli: int) -> list[str]:
-    """Return the types of GPU the request accepts of which the team stays inside its guarantee with it."""
-    return _inside(account, request, requested_milli, account.by_type)
-
-
-def _inside(
+def types_inside(
     account: Account, request: Request, requested_milli: int, by_type: Mapping[str, int]
 ) -> list[str]:
+    """Return the types of GPU the request accepts of which the team stays inside its guarantee with it.
+
+    `by_type` is what it holds of each: all, or only what must not be preempted.
+    """
     typed = account.team.guaranteed_by_type
     return [
         gpu_type
@@ -118,7 +117,7 @@ def stays_inside(account: Account, request: Request, more: int = 0) -> bool:
     asked = milli_of(request) + more
     if account.allocated + asked > account.guaranteed:
         return False
-    return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+    return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked, account.by_type))
 
 
 def may_start(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
@@ -153,7 +152,7 @@ def type_refusal(ledger: TeamLedger, request: Request, types: Collection[str]) -
     """Return the refusal of a request that servers could only give GPUs of types outside its guarantee."""
     asked, of_these = milli_of(request), replace(request, gpu_types=tuple(sorted(types)))
     for account in ledger.of(request).path:
-        inside = _inside(account, of_these, asked, account.fixed_by_type)
+        inside = types_inside(account, of_these, asked, account.fixed_by_type)
         outside = [gpu_type for gpu_type in of_these.gpu_types if gpu_type not in inside]
         if account.team.guaranteed_by_type and outside:
             break

@@ -331,7 +331,8 @@ def test_the_types_of_which_a_team_stays_inside_its_guarantee(
 ) -> None:
     account = Account(Team("vision", 5, guaranteed_by_type={"A100": 4, "H100": 1}))
     account.by_type = {"A100": 2000, "H100": 1000}
-    assert types_inside(account, Request("x", asked, gpu_types=accepts), 1000 * asked) == inside
+    request = Request("x", asked, gpu_types=accepts)
+    assert types_inside(account, request, 1000 * asked, account.by_type) == inside
 
 
 @pytest.mark.parametrize(
