@@ -33,6 +33,9 @@ MAX_OPEN_FILES = 2**20
 
 MAX_PER_ADDRESS = 128
 
+SPARE = 8
+"""Connections below the limit from which on each new one ends an idle one: those that come get in at once."""
+
 APART = {
     "/livez": "live",
     "/readyz": "ready",
@@ -138,7 +141,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         self._is_outside = self._is_counted = False
         super().__init__(server, sock, addr, adj, map=map)
         self._count(True)
-        if self.trusted_proxy not in ("*", addr[0]) and self.addresses.is_over(self._network):
+        is_bounded = self.trusted_proxy not in ("*", addr[0])
+        if is_bounded and self.addresses.is_over(self._network) and not end_idle(server, self._network):
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
@@ -147,6 +151,11 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         if is_counted != self._is_counted:
             self._is_counted = is_counted
             (self.addresses.add if is_counted else self.addresses.remove)(self._network)
+
+    @property
+    def network(self) -> str:
+        """What counts as its address."""
+        return self._network
 
     @property
     def is_awaited(self) -> bool:
@@ -203,6 +212,18 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         except OSError:
             return True
 
+    def is_idle(self) -> bool:
+        """Return whether it has answered all that has come, and the client has not ended it."""
+        if self.is_awaited or self.will_close:
+            return False
+        try:
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def _resume(self, is_due: bool) -> None:
         self.is_unchanged = not is_due
         self._go_on()
@@ -234,6 +255,19 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def _allowed_s(self) -> float:
         is_header_there = self.request is not None and self.request.headers_finished
         return self.request_s if is_header_there else self.header_s
+
+
+def end_idle(server: Any, network: str = "") -> bool:
+    """End the connection, of that network if one is given, that has been idle for longest; return if any is.
+
+    Clients keep connections for calls that may never come: as many as are allowed would keep all others out.
+    """
+    channels = [each for each in list(server.active_channels.values()) if network in ("", each.network)]
+    for each in sorted(channels, key=lambda channel: float(channel.last_activity)):
+        if each.is_idle():
+            each.will_close = True
+            return True
+    return False
 
 
 class ApartDispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
@@ -270,6 +304,8 @@ class ApartDispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
 
 def _accepts(listener: Any, dispatcher: ApartDispatcher) -> bool:
     """Return whether the loop should accept connections of this listener."""
+    if len(listener._map) > listener.adj.connection_limit - SPARE:
+        end_idle(listener)
     return TcpWSGIServer.readable(listener) and not dispatcher.is_full()
 
 

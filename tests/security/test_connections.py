@@ -109,6 +109,33 @@ def test_the_connections_of_the_trusted_proxy_are_not_counted(serve: Any) -> Non
         assert httpx.get(f"http://127.0.0.1:{address[1]}/healthz").status_code == 200
 
 
+def answered(connection: socket.socket) -> bool:
+    connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connection.settimeout(30)
+    return connection.recv(10_000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_new_connection_of_an_address_ends_the_one_that_is_idle_for_longest(serve: Any) -> None:
+    """Clients keep connections between calls: those that wait for an answer or begin a request stay."""
+    address = serve(max_per_address=4)
+    with ExitStack() as stack:
+        begins, *idle = [stack.enter_context(socket.create_connection(address)) for _ in range(4)]
+        begins.sendall(HALF)
+        assert all(answered(each) for each in (idle[1], idle[0], idle[2]))
+        assert answered(stack.enter_context(socket.create_connection(address)))
+        wait_for(lambda: is_closed(idle[1]))
+        assert not any(is_closed(each) for each in (begins, idle[0], idle[2]))
+
+
+def test_idle_connections_of_many_addresses_leave_room_for_new_ones(serve: Any) -> None:
+    address = serve(max_connections=16)  # and one for each of 4 threads
+    with ExitStack() as stack:
+        for number in range(2, 42):
+            source = (f"127.0.0.{number}", 0)
+            connection = socket.create_connection(address, timeout=30, source_address=source)
+            assert answered(stack.enter_context(connection))
+
+
 def blocked(ended: threading.Event) -> Callable[..., list[bytes]]:
     """Return an application that answers nothing before `ended` is set."""
 
