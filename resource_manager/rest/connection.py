@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _spread = random.Random()
 """Of its own, so that waiting changes no random numbers of the program."""
 
-RETRY_S, MAX_RETRY_S = 0.1, 1.0
+RETRY_S, MAX_RETRY_S = 0.1, 4.0
 """Shortest and longest pause before a call is sent again, unless the service names a longer one."""
 
 CONNECT_S = 10.0
