@@ -15,7 +15,6 @@ from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, pri
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
 from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
-from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd
@@ -52,7 +51,7 @@ def leases(
         if job["ended_at"] is None and not server
     ]
     if server:
-        on = target.manager.server(server_of(server))["server_name"]
+        on = target.manager.server(server)["server_name"]
         found = [each for each in found if any(member["server_name"] == on for member in each["members"])]
     if as_json:
         print_json([*found, *on_slurm])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, confirm, print_json
+from resource_manager.cli.base import BAD_INPUT, Failure, confirm, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target
-from resource_manager.errors import LockTimeoutError
 from resource_manager.manager.plurals import numbered_gpus
 
 gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUID.")
@@ -22,7 +21,7 @@ gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUI
 @on_target
 def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
     """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
-    view = target.manager.drain(server_of(server), gpu, reason=reason, failed=failed)
+    view = target.manager.drain(server, gpu, reason=reason, failed=failed)
     if as_json:
         print_json(view)
     elif gpu is None:
@@ -37,7 +36,7 @@ def drain(target: Target, server: str, gpu: str | None, reason: str, failed: boo
 @on_target
 def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
     """Allow new leases on a drained server (id or name) again; with --gpu on one closed GPU of it."""
-    view = target.manager.resume(server_of(server), gpu)
+    view = target.manager.resume(server, gpu)
     if as_json:
         print_json(view)
         return
@@ -56,12 +55,5 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
         if as_json:
             raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
         confirm("End every lease and empty the queue?")
-    try:
-        target.manager.reset()
-    except LockTimeoutError as error:
-        raise Failure("the lock was not free: try again", REFUSED) from error
+    target.manager.reset()
     print_json({"success": True}) if as_json else click.echo("reset")
-
-
-def server_of(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text

@@ -111,7 +111,7 @@ def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
     found = target.manager.gpus()
     if not servers:
         return found
-    known = {name: row for row in found for name in (row["server_name"], str(row["server_id"]))}
+    known = {str(row["server_id"]): row for row in found} | {row["server_name"]: row for row in found}
     for name in servers:
         if name not in known:
             raise UnknownNodeError(name, [row["server_name"] for row in found])

@@ -16,7 +16,6 @@ from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.discovering import ask, ask_here, login_options, of_each
 from resource_manager.cli.program import json_option, main, on_target
-from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.plurals import counted
@@ -53,7 +52,7 @@ def verify(
     if server is None:
         rows = [manager.server(row["server_id"]) for row in manager.servers()]
     else:
-        rows = [manager.server(server_of(server))]
+        rows = [manager.server(server)]
     compared = []
     answers = ask_all(rows, user, key)
     for row, answer in zip(rows, answers, strict=True):
@@ -84,7 +83,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
     from resource_manager.fleet.inventory_text import pinned_gpus
 
     manager = target.manager
-    row = manager.server(server_of(server))
+    row = manager.server(server)
     [report] = ask_all([row], user, key)
     if isinstance(report, ResourceManagerError):
         raise Failure(str(report), UNREACHABLE) from report
