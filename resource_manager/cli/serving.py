@@ -140,8 +140,7 @@ def serve(
     from resource_manager.rest.observability import logs
     from resource_manager.storage.archive import extend
 
-    if target.url:
-        raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
+    target.require_store("serve runs on a store")
     if airflow.url and not airflow.url.startswith(("http://", "https://")):  # links would lead nowhere
         raise Failure(f"--airflow-url must begin with http:// or https://, got {airflow.url!r}", BAD_INPUT)
     settings = target.settings()

@@ -136,8 +136,7 @@ def restore(target: Target, file: Path, force: bool) -> None:
 
 
 def _of_store(target: Target) -> Any:
-    if target.url:
-        raise Failure("a service does not move its store: give --store, not --url", BAD_INPUT)
+    target.require_store("a service does not move its store")
     return target.settings()
 
 

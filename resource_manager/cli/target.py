@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from resource_manager import errors
 from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, of_file
@@ -35,9 +36,6 @@ CONNECT_TIMEOUT_S = 10.0
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
 """Modules that the extra `api` installs."""
 
-OVERRIDES = ("store",)
-"""Options before the command that take precedence over the settings of the same name."""
-
 
 @dataclass
 class Target:
@@ -45,15 +43,14 @@ class Target:
 
     url: str | None
     token: str | None = field(repr=False)
-    overrides: dict[str, Any]
+    store: str | None = field(default=None, repr=False)
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     _opened: LeaseService | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **more: Any) -> Target:
         """Return the target that the options before the command name."""
-        overrides = {key: given[key] for key in OVERRIDES if given.get(key) is not None}
-        return cls(given.get("url"), given.get("token"), overrides, **more)
+        return cls(given.get("url"), given.get("token"), given.get("store"), **more)
 
     def settings(self) -> Settings:
         """Return the settings of environment and file, overridden by the command line.
@@ -70,7 +67,21 @@ class Target:
         """The same, also where nothing names a store: a service has its own."""
         from resource_manager.settings import Settings
 
-        return Settings.load().model_copy(update=self.overrides)
+        return Settings.load().model_copy(update={} if self.store is None else {"store": self.store})
+
+    @property
+    def setting(self) -> str:
+        """The option or environment variable that named the service or store."""
+        if not self.url:
+            return "GPU_MANAGER_STORE" if self.store is None else "--store"
+        source = click.get_current_context().find_root().get_parameter_source("url")
+        return "GPU_MANAGER_URL" if source is ParameterSource.ENVIRONMENT else "--url"
+
+    def require_store(self, why: str) -> None:
+        """Raise `Failure` where a service is named; `why` says what a service does not do."""
+        if self.url:
+            way = "leave out --url" if self.setting == "--url" else f"unset {self.setting}"
+            raise Failure(f"{why}: {way}, or name a --store before the command in its place", BAD_INPUT)
 
     @property
     def place(self) -> str:
@@ -110,7 +121,7 @@ class Target:
         return token_of(self.url)
 
     def on_store(self) -> GPUResourceManager:
-        """Return the manager on the store itself, for a command that has refused `--url`."""
+        """Return the manager on the store itself, for a command that requires one."""
         assert not self.url
         return cast("GPUResourceManager", self.manager)
 
@@ -133,7 +144,7 @@ class Target:
 
     def environment(self) -> dict[str, str]:
         """Return the environment that gives another `gpu-manager` this target: options show secrets."""
-        given = {"url": self.url, "token": self.known_token(), **self.overrides}
+        given = {"url": self.url, "token": self.known_token(), "store": self.store}
         own = {f"GPU_MANAGER_{name.upper()}": str(value) for name, value in given.items() if value}
         others = {name: value for name, value in os.environ.items() if name != "GPU_MANAGER_URL"}
         return {**others, **own}

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, FILE, REFUSED, Duration, Failure, print_json
+from resource_manager.cli.base import FILE, REFUSED, Duration, Failure, print_json
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
 from resource_manager.rest import tokens
@@ -36,8 +36,7 @@ def token() -> None:
 def token_store(target: Target, tokens_file: Path | None) -> TokenStore:
     if tokens_file is not None:
         return TokenFile(tokens_file)
-    if target.url:
-        raise Failure("tokens are in the store, not at a service: leave out --url, set --store", BAD_INPUT)
+    target.require_store("tokens are in the store, not at a service")
     from resource_manager.rest.assemble import persistence_of
 
     return persistence_of(target.settings()).tokens

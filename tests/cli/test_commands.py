@@ -25,7 +25,7 @@ from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
-from tests.cli.targets import Run
+from tests.cli.targets import Run, holding
 from tests.manager.test_slurm_jobs import slurm_job
 
 
@@ -171,6 +171,15 @@ def test_servers_are_drained_resumed_and_reset(run: Run) -> None:
     assert run("reset").exit_code == 1
     assert parsed(run("reset", "--yes", "--json")) == {"success": True}
     assert parsed(run("leases", "--json")) == []
+
+
+def test_a_reset_that_finds_the_lock_busy_exits_as_what_may_be_tried_again() -> None:
+    with GPUResourceManager(Settings(store="memory://", lock_timeout_s=0.05)) as manager:
+        lock = manager.store.lock()
+        assert lock.acquire(1)
+        done = CliRunner().invoke(main, ["reset", "--yes"], obj=holding(manager))
+        lock.release()
+    assert (done.exit_code, done.stderr.partition(";")[0]) == (3, "Error: the lock was busy for 0.05 s")
 
 
 def test_status_says_why_a_server_or_gpu_is_closed_and_which_command_shows_a_server(run: Run) -> None:
@@ -442,6 +451,24 @@ def test_a_store_that_a_command_names_is_not_that_of_a_service_in_the_environmen
     assert both.stderr.startswith("Error: --url and --store exclude each other: leave out --url or --store.")
 
 
+INSTALL = "agent install --all --service http://127.0.0.1:1 --tokens tokens.json"
+
+
+@pytest.mark.parametrize("command", ["serve", "store check", "token list", INSTALL])
+def test_a_command_of_a_store_says_what_named_a_service(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://127.0.0.1:1"
+    given = CliRunner().invoke(main, ["--url", url, *command.split()])
+    monkeypatch.setenv("GPU_MANAGER_URL", url)
+    for done, way in (
+        (given, "leave out --url"),
+        (CliRunner().invoke(main, command.split()), "unset GPU_MANAGER_URL"),
+    ):
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f": {way}, or name a --store before the command" in done.stderr
+
+
 def test_an_unreachable_target_is_exit_3() -> None:
     impatient = partial(Target.of, connect_timeout_s=0.0)
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
@@ -469,7 +496,7 @@ def test_without_a_store_the_error_has_two_lines(command: str, outside_airflow: 
 def test_a_store_is_set_by_environment_file_or_airflow(
     outside_airflow: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    bare = Target(None, None, {})
+    bare = Target(None, None)
     assert target.in_airflow()
     assert bare.settings().store == "airflow://"
     outside_airflow()
@@ -478,7 +505,7 @@ def test_a_store_is_set_by_environment_file_or_airflow(
     assert bare.settings().store == "redis://one"
     monkeypatch.setenv("GPU_MANAGER_STORE", "redis://two")
     assert bare.settings().store == "redis://two"
-    assert Target(None, None, {"store": "redis://three"}).settings().store == "redis://three"
+    assert Target(None, None, "redis://three").settings().store == "redis://three"
 
 
 def test_a_service_is_reconciled_without_a_store_of_ones_own(outside_airflow: Callable[[], None]) -> None:

@@ -38,9 +38,7 @@ def test_a_token_is_stored_as_a_hash(tokens_file: Path) -> None:
 
 @pytest.mark.parametrize("command", [["list"], ["create", "ada"], ["revoke", "0"], ["rotate", "0"]])
 def test_token_commands_refuse_the_url_of_a_service(command: list[str]) -> None:
-    result = CliRunner().invoke(
-        main, ["--url", "http://127.0.0.1:1", "--store", "memory://", "token", *command]
-    )
+    result = CliRunner().invoke(main, ["--url", "http://127.0.0.1:1", "token", *command])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "leave out --url" in result.stderr
 

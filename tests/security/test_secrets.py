@@ -106,7 +106,7 @@ def test_the_representation_of_an_object_hides_its_secrets(
     shown = [
         repr(service),
         repr(kept),
-        repr(Target("http://x", text, {})),
+        repr(Target("http://x", text, f"redis://:{secret}@x")),
         repr(kept.tokens.read()),
         (tmp_path / "tokens.json").read_text(),
     ]

@@ -25,7 +25,7 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
     """Measure allocations per second, latencies and memory on this machine."""
     from resource_manager.storage.redis import SCHEMES
 
-    if target.overrides:
+    if target.store:
         raise Failure("bench measures a Redis of its own, or that of --redis: leave out --store", BAD_INPUT)
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)

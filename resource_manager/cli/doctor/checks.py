@@ -49,16 +49,21 @@ Login = tuple[str | None, str | None]
 """User and key file with which servers are asked by ssh."""
 
 
-def of_store_out_of_reach(error: str, shown: str, *, is_service: bool = False) -> Finding:
-    """Return the finding for a store or service that cannot be read: a wrong password, or nobody listens."""
+def of_store_out_of_reach(
+    error: str, shown: str, setting: str = "GPU_MANAGER_STORE", *, is_service: bool = False
+) -> Finding:
+    """Return the finding for a store or service that cannot be read: a wrong password, or nobody listens.
+
+    `setting` is the option or variable that named it.
+    """
     text = error.rstrip(".")
     text = text if shown in text else f"{shown}: {text}"
     if any(word in text.lower() for word in ("password", "authenticat", "access denied", "noauth")):
-        todo = "correct user and password in GPU_MANAGER_STORE"
+        todo = f"correct user and password in {'its GPU_MANAGER_STORE' if is_service else setting}"
     elif any(word in text for word in ("token", "GPU_MANAGER_JOB_KEYS", "pip install")):  # it says what to do
         return Finding(False, text)
     else:
-        todo = f"start it, or correct {'--url' if is_service else 'GPU_MANAGER_STORE'}"
+        todo = f"start it, or correct {setting}"
     return Finding(False, f"{text}: {todo}")
 
 
@@ -129,7 +134,8 @@ def of_agent_tokens(
         ):
             found.append(
                 f"{token.server}: its agent's token is in use, but no report of it comes: another server "
-                f"sends with it: gpu-manager agent install {token.server} --service URL gives it a new one"
+                f"sends with it: gpu-manager agent install {token.server} --service URL gives it a new one, "
+                f"gpu-manager token revoke {token.token_id} ends this one"
             )
     return [Finding(False, text) for text in found]
 

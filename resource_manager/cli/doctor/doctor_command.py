@@ -80,7 +80,10 @@ def _findings(
             yield from (("servers", finding) for finding in _of_tokens(target))
     except (ResourceManagerError, OSError) as error:
         shown = redact(target.url or target.settings().store)
-        yield "store", checks.of_store_out_of_reach(str(error), shown, is_service=bool(target.url))
+        yield (
+            "store",
+            checks.of_store_out_of_reach(str(error), shown, target.setting, is_service=bool(target.url)),
+        )
     yield "machine", _of_machine()
     if airflow.url:
         yield from (("airflow", finding) for finding in _of_airflow(target, airflow))

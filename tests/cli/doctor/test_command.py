@@ -75,7 +75,7 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
 
     [wrong] = faults(run(store.replace(":secret@", ":wrong@"), "doctor"))
     assert "refused the login" in wrong
-    assert "correct user and password in GPU_MANAGER_STORE" in wrong
+    assert "correct user and password in --store" in wrong
     assert "secret" not in wrong
     set_wall_clock(lambda now: now + 30.0)
     assert [line for line in faults(run(store, "doctor")) if "differs from this machine's by 30.0 s" in line]
@@ -89,7 +89,7 @@ def test_what_cannot_be_reached_is_one_line_and_the_rest_is_looked_at(tmp_path: 
         ("store", False),
         ("airflow", False),
     ]
-    assert found[0]["text"].endswith("start it, or correct GPU_MANAGER_STORE")
+    assert found[0]["text"].endswith("start it, or correct --store")
 
 
 def test_a_policy_whose_package_is_missing_here_is_a_fault(
