@@ -190,3 +190,21 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+@pytest.fixture
+def without_a_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The user of this process is a number without a name, as in containers."""
+    from resource_manager.manager.commit import asking
+
+    def unknown(number: int) -> Any:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for cached in (asking.user_name, asking.this_user):
+        cached.cache_clear()
+    yield
+    for cached in (asking.user_name, asking.this_user):
+        cached.cache_clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 import socket
 import time
@@ -312,7 +311,9 @@ def _run(
 
 
 def _lease_id() -> str:
-    return f"hand:{getpass.getuser()}@{socket.gethostname()}/{secrets.token_hex(4)}"
+    from resource_manager.manager.commit.asking import user_name
+
+    return f"hand:{user_name()}@{socket.gethostname()}/{secrets.token_hex(4)}"
 
 
 def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = None) -> Job:

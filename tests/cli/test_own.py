@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,13 @@ def test_mine_are_the_leases_and_requests_of_the_caller(run: Run, manager: GPURe
     assert ids(run, "leases", "--mine") == ["mine", held]
     assert ids(run, "queue", "--mine") == ["my-request"]
     assert len(ids(run, "queue")) == 2
+
+
+@pytest.mark.usefixtures("without_a_name")
+def test_a_user_without_a_name_holds_gpus(run: Run) -> None:
+    done = run("hold", "--gpus", "2", "--for", "1h", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["task_id"].startswith(f"hand:{os.getuid()}@")
 
 
 def test_leases_of_one_server_by_name_or_id(run: Run, manager: GPUResourceManager) -> None:

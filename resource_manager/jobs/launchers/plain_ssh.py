@@ -46,6 +46,7 @@ def plain_connection(address: str, user: str | None = None, key_file: str | None
         raise LauncherError(f"address {address!r} names no host")
 
     def connect() -> paramiko.SSHClient:
+        this_user = _this_user()  # which paramiko needs for any configuration
         config = paramiko.SSHConfig()
         path = os.path.expanduser("~/.ssh/config")
         if os.path.isfile(path):
@@ -58,7 +59,7 @@ def plain_connection(address: str, user: str | None = None, key_file: str | None
             client.connect(
                 host,
                 port or 22,
-                own_user or user or getpass.getuser(),
+                own_user or user or this_user,
                 key_filename=key_file or known.get("identityfile"),
                 sock=paramiko.ProxyCommand(proxy) if proxy else None,
                 timeout=CONNECT_TIMEOUT_S,
@@ -71,3 +72,11 @@ def plain_connection(address: str, user: str | None = None, key_file: str | None
         return client
 
     return connect
+
+
+def _this_user() -> str:
+    """Return the name of the user who runs this; raises `OSError` where a container's user has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise OSError("the user of this process has no name: set USER to the one to log in as") from error

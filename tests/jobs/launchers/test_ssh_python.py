@@ -81,6 +81,11 @@ class TestAProgram:
         assert (failed.code, failed.complaint.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
         assert account.run("not: Python").complaint.splitlines()[-1].startswith("SyntaxError")
 
+    @pytest.mark.usefixtures("without_a_name")
+    def test_of_a_user_without_a_name_needs_one(self):
+        with pytest.raises(NoAnswerError, match="no name: set USER to the one to log in as"):
+            SSHPython("gpu-a").run("", 1.0)
+
     def test_knows_its_library_which_is_sent_once(self, account):
         library = "import os\nloaded_in = os.getpid()\ndef loaded():\n    print(loaded_in == os.getppid())"
         for _ in range(3):
