@@ -17,7 +17,10 @@ PYTHON = "/usr/bin/python3"
 
 
 def install(program: str, files: dict[str, str], settings: str, unit: str) -> None:
-    """Write files, settings and unit, and start the unit anew; `program` is this one, for root."""
+    """Write files, settings and unit, and start the unit anew; `program` is this one, for root.
+
+    Lines of the settings that somebody added stay.
+    """
     if shutil.which("systemctl") is None:
         sys.exit("it has no systemctl: have its own init keep gpu-manager agent --server NAME --url URL")
     if os.geteuid() != 0:
@@ -27,7 +30,7 @@ def install(program: str, files: dict[str, str], settings: str, unit: str) -> No
         sys.exit(done.returncode)
     for name, text in files.items():
         _write(f"{FOLDER}/{name}", text, 0o644)
-    _write(SETTINGS, settings, 0o600)
+    _write(SETTINGS, settings + _added(settings), 0o600)
     python = PYTHON if os.path.exists(PYTHON) else sys.executable
     _write(f"/etc/systemd/system/{UNIT}", unit.replace(PYTHON, python), 0o644)
     for words in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT]):
@@ -36,12 +39,23 @@ def install(program: str, files: dict[str, str], settings: str, unit: str) -> No
             sys.exit(f"systemctl {words[0]}: {done.stderr.strip()}")
 
 
+def _added(settings: str) -> str:
+    """Return the lines of the settings on this machine whose names are not among the new ones."""
+    own = tuple(f"{line.partition('=')[0]}=" for line in settings.splitlines())
+    try:
+        with open(SETTINGS, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return ""
+    return "".join(f"{line}\n" for line in lines if not line.lstrip().startswith(own))
+
+
 def _write(path: str, text: str, mode: int) -> None:
     """Write a file in one step, for its readers and for whoever must not read it."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     draft = f"{path}.new"
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
     os.replace(draft, path)

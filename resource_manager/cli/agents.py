@@ -81,6 +81,7 @@ def install_agents(
     from resource_manager.agent.sending import ReportSender
 
     target: Target = context.obj
+    target.require_store("agent install reads the cluster of the store")
     store = token_store(target, tokens_file)
     ReportSender(" ".join(services))  # which refuses what is no address
     places = _places(target.on_store(), hosts, is_all=is_all)
@@ -116,15 +117,47 @@ def _places(manager: GPUResourceManager, hosts: Sequence[str], *, is_all: bool) 
         raise Failure("name the servers, or --all of the cluster", BAD_INPUT)
     if is_all:
         return {name: address for name, address in addresses.items() if address}
-    by_address = {server_names([address])[0]: name for name, address in addresses.items() if address}
-    places = {}
-    for host, name in zip(hosts, server_names(hosts), strict=True):
-        if name in by_address:
-            places[by_address[name]] = host
-        else:
-            found = manager.server(name)["server_name"]  # raises with the nearest names
-            places[found] = addresses[found] or host
+    server_names(hosts)  # which refuses what is no HOST
+    places: dict[str, str] = {}
+    for host in hosts:
+        name = _server_at(host, addresses) or manager.server(host)["server_name"]  # raises with the nearest
+        if name in places:
+            raise Failure(f"HOST {host!r} is given twice: it is server {name}", BAD_INPUT)
+        places[name] = _place(host, addresses[name] or name)
     return places
+
+
+def _server_at(host: str, addresses: Mapping[str, str]) -> str | None:
+    """Return the server that HOST is, by its name, or its address with the port; None if there is none.
+
+    The name goes first, unless HOST has a port. Raises `Failure` if several servers are at that host.
+    """
+    from resource_manager.jobs.launchers.plain_ssh import parts_of
+
+    name = host.rpartition("@")[2].partition(":")[0]
+    _, at, port = parts_of(host)
+    if port is None and name in addresses:
+        return name
+    known = {server: parts_of(address)[1:] for server, address in addresses.items() if address}
+    found = [server for server, (its, own) in known.items() if its == at and (own or 22) == (port or 22)]
+    if not found and port is None:
+        found = [server for server, (its, _) in known.items() if its == at]
+    if len(found) > 1:
+        raise Failure(f"HOST {host!r} is the address of {', '.join(found)}: name the server", BAD_INPUT)
+    return found[0] if found else name if name in addresses else None
+
+
+def _place(host: str, address: str) -> str:
+    """Return a server's address, with the user and the port that HOST names in place of its own."""
+    from resource_manager.jobs.launchers.plain_ssh import parts_of
+
+    user, _, port = parts_of(host)
+    if not (user or port):
+        return address
+    own_user, at, own_port = parts_of(address)
+    login, number = user or own_user, port or own_port
+    where = f"[{at}]" if at and ":" in at else at
+    return f"{f'{login}@' if login else ''}{where}{f':{number}' if number else ''}"
 
 
 def _install(
@@ -135,24 +168,40 @@ def _install(
     services: Sequence[str],
     login: tuple[str | None, str | None],
 ) -> str:
-    """Install the agent of a server; return why it does not report, empty if it does."""
-    text = tokens.create(store, f"agent of {server}", Role.AGENT, server=server)
+    """Install the agent of a server; return why it does not report, empty if it does.
+
+    Tokens that an agent of it may have go on: the older ones until a report is taken under the new one, the
+    new one as soon as its program was sent, however that ended.
+    """
+    from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError, NoAnswerError
+
+    name = f"agent of {server}"  # one of this server that was made by hand may be that of another agent
+    older = [each.token_id for each in store.read().values() if (each.name, each.server) == (name, server)]
+    text = tokens.create(store, name, Role.AGENT, server=server)
     made = tokens.find(store.read(), text)
     assert made is not None
-    deadline = time.monotonic() + FIRST_REPORT_S
+    begun_at = time.monotonic()
     try:
-        why = _run_there(address, server, _program(server, services, text), login)
-        while not why and made.token_id not in store.last_uses():
+        if why := _run_there(address, server, _program(server, services, text), login):
+            return why
+        deadline = time.monotonic() + FIRST_REPORT_S
+        while True:
+            [use] = manager.gpus([server])  # one that was refused is not there
+            is_new = use["age_s"] is not None and use["age_s"] < time.monotonic() - begun_at
+            if is_new and use["agent_version"] == __version__ and made.token_id in store.last_uses():
+                break
             if time.monotonic() > deadline:
-                why = f"no report at {services[0]} yet: journalctl -u gpu-manager-agent there says why"
+                return f"no report at {services[0]} yet: journalctl -u gpu-manager-agent there says why"
             time.sleep(LOOK_EVERY_S)
+        for token_id in older:
+            store.delete(token_id)
+        return use["error"]
+    except LauncherError as error:
+        if isinstance(error, NoAnswerError) or not isinstance(error, LauncherUnreachableError):
+            store.delete(made.token_id)  # nothing was sent
+        return str(error)
     except ResourceManagerError as error:
-        why = str(error)
-    for token in store.read().values():
-        is_new = token.token_id == made.token_id
-        if token.server == server and is_new == bool(why):
-            store.delete(token.token_id)
-    return why or manager.gpus([server])[0]["error"]
+        return str(error)
 
 
 def _program(server: str, services: Sequence[str], token: str) -> str:

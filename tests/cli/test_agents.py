@@ -57,3 +57,23 @@ def test_a_server_that_lacks_what_an_installation_needs_says_so_and_stays_as_it_
         text=True,
     )
     assert (done.returncode, done.stderr) == (1, f"{said}\n")
+
+
+@pytest.mark.skipif(BWRAP is None or os.geteuid() != 0, reason="needs bubblewrap and root")
+def test_an_update_leaves_what_was_added_to_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "systemctl").symlink_to("/bin/true")
+    added = "# our authority\nSSL_CERT_FILE=/etc/ours.pem\n"
+    before, now = "GPU_MANAGER_URL=old\nGPU_MANAGER_SERVER=a\n", "GPU_MANAGER_URL=new\nGPU_MANAGER_SERVER=a\n"
+    program = (
+        f"{inspect.getsource(install)}\nos.makedirs(os.path.dirname(SETTINGS))\n"
+        f"open(SETTINGS, 'w').write({before + added!r})\n"
+        f"for _ in range(2):\n    install('', {{}}, {now!r}, '')\nprint(open(SETTINGS).read())\n"
+    )
+    walls = [str(BWRAP), "--ro-bind", "/", "/", "--tmpfs", "/etc", "--unshare-user", "--uid", "0"]
+    done = subprocess.run(
+        [*walls, "--setenv", "PATH", str(tmp_path), os.path.realpath(sys.executable), "-I", "-S", "-"],
+        input=program,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{now}{added}\n", "")
