@@ -312,6 +312,7 @@ def test_the_stack_has_what_its_page_uses(tmp_path: Path) -> None:
     folder = tmp_path / "gpu-manager"
     stack = yaml.safe_load((folder / "docker-compose.yml").read_text())
     secrets = dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
+    assert (folder / ".env").stat().st_mode & 0o077 == 0
     needed = set(re.findall(r"\$\{(\w+):\?", (folder / "docker-compose.yml").read_text()))
     assert needed <= secrets.keys()
     own = [secret for name, secret in secrets.items() if not name.startswith("GPU_")]
@@ -350,6 +351,22 @@ def test_a_store_that_has_none_of_the_stacks_tokens_gets_new_ones(tmp_path: Path
     assert once == again
     assert once.keys() == elsewhere.keys() == {"operator.token", "user.token", "reader.token"}
     assert not set(once.values()) & set(elsewhere.values())
+    user = elsewhere["user.token"].split("_")[1]
+    environment = {**os.environ, "GPU_MANAGER_STORE": f"sqlite:///{tmp_path}/second.db", "PATH": programs}
+    subprocess.run(["gpu-manager", "token", "rotate", user, "--overlap", "1d"], env=environment, check=True)
+    subprocess.run(["bash", "-c", begin], env=environment, check=True)
+    rotated = {file.name: file.read_text() for file in tmp_path.glob("*.token")}
+    assert [name for name in rotated if rotated[name] != elsewhere[name]] == ["user.token"], "its end is set"
+    for_others = [file.name for file in tmp_path.glob("*.token") if file.stat().st_mode & 0o077]
+    assert (for_others, stack["services"]["prometheus"].get("user")) == (["reader.token"], None)
+
+
+def test_the_mark_of_the_state_is_in_a_volume_of_the_stack() -> None:
+    stack = yaml.safe_load((ROOT / "resource_manager/deploy/compose/docker-compose.yml").read_text())
+    service = stack["services"]["gpu-manager"]
+    mounts = {folder: volume for volume, folder in (each.split(":") for each in service["volumes"])}
+    assert mounts[service["environment"]["STATE_DIRECTORY"]] in stack["volumes"]
+    assert "GPU_MANAGER_STORE" in service["environment"]
 
 
 def test_the_fault_tests_know_their_options() -> None:

@@ -1,4 +1,4 @@
-"""The image of the service alone, on a real Docker engine: not root, nothing writable, healthy."""
+"""The image of the service alone, on a real Docker engine: not root, nothing writable but its mark."""
 
 from __future__ import annotations
 
@@ -66,12 +66,13 @@ def container(image: str) -> Iterator[tuple[str, str]]:
         servers = ["-v", f"{PACKAGE / SERVERS}:/servers.toml:ro"]
         docker("run", "--rm", *hardened, *mounted, *servers, image, "apply", "--yes", "/servers.toml")
         command = ["serve", "--host", "0.0.0.0", "--insecure"]
-        running = docker("run", "--detach", "-p", "127.0.0.1::5000", *hardened, *mounted, image, *command)
+        published = ["-p", "127.0.0.1::5000", "-v", "/state"]
+        running = docker("run", "--detach", *published, *hardened, *mounted, image, *command)
         try:
             yield running, f"http://{docker('port', running, '5000/tcp').splitlines()[0]}"
         finally:
             print(docker("logs", running))
-            docker("rm", "--force", running)
+            docker("rm", "--force", "--volumes", running)
             redis.stop()
 
 
@@ -93,3 +94,4 @@ def test_the_service_grants_leases_without_root_or_a_writable_file_system(
     body = {"task_id": "t", "required_gpus": 2, "required_cpus": 4}
     assert httpx.post(f"{url}/api/allocate", json=body, timeout=30).status_code == 200
     assert json.loads(docker("inspect", running))[0]["HostConfig"]["ReadonlyRootfs"]
+    wait_for(lambda: docker("exec", running, "ls", "/state").endswith(".mark"), 60, "the mark of the state")
