@@ -121,6 +121,7 @@ def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_pa
     assert found[f"gpu_manager_gpu_used_ratio{{{first}}}"] == "0.25"
     assert found[f"gpu_manager_gpu_memory_used_bytes{{{first}}}"] == "2.097152e+06"
     assert found['gpu_manager_report_age_seconds{server="gpu-a"}'] == "0.0"
+    assert found['gpu_manager_report_interval_seconds{server="gpu-a"}'] == "10.0"
     closed = re.search(r'gpu_manager_gpus_closed\{gpu_type="A100",server="gpu-a"\} (\S+)', text)
     held = re.search(r'gpu_manager_gpus_allocated\{gpu_type="A100",server="gpu-a"\} (\S+)', text)
     assert closed

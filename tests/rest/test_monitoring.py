@@ -89,6 +89,7 @@ Case = tuple[Series, dict[str, list[str]]]
 SERVER_A, LEASE = 'server="gpu-a"', 'lease="my_dag.train k7wd",team="vision",server="gpu-a"'
 GPU_3 = f'gpu_manager_gpu_closed{{{SERVER_A},gpu="3",uuid="GPU-3",reason="memory errors"}}'
 QUARANTINED = f"gpu_manager_lease_quarantined{{{LEASE}}}"
+AGE, INTERVAL = (f"gpu_manager_report_{what}_seconds{{{SERVER_A}}}" for what in ("age", "interval"))
 FAILED, SILENT = f"gpu_manager_server_failed{{{SERVER_A}}}", f"gpu_manager_server_silent{{{SERVER_A}}}"
 EXPIRED = 'gpu_manager_expirations_total{quarantined="true"}'
 REQUESTS = "gpu_manager_http_request_seconds"
@@ -119,12 +120,20 @@ CASES: dict[str, Case] = {
         {"30m": ["GpuAgentSilent"]},
     ),
     "a silent server whose last report the store forgot": (
-        {f"gpu_manager_report_age_seconds{{{SERVER_A}}}": "0 60 120 180 _x60", SILENT: "0 1x60"},
+        {AGE: "0 60 120 180 _x60", INTERVAL: "10x3 _x60", SILENT: "0 1x60"},
         {"3m": ["GpuAgentSilent"], "30m": ["GpuAgentSilent"]},
     ),
     "a server that reports": (
-        {f"gpu_manager_report_age_seconds{{{SERVER_A}}}": "5x60", SILENT: "0x60", FAILED: "0x60"},
+        {AGE: "5x60", INTERVAL: "10x60", SILENT: "0x60", FAILED: "0x60"},
         {"30m": []},
+    ),
+    "a server that reports each five minutes": (
+        {AGE: " ".join(["0 60 120 180 240"] * 9), INTERVAL: "300x60", SILENT: "0x60"},
+        {f"{minute}m": [] for minute in range(1, 40, 3)},
+    ),
+    "a server whose silence no service has judged": (
+        {AGE: "0+60x60", INTERVAL: "300x60", SILENT: "0x60"},
+        {"15m": [], "30m": ["GpuAgentSilent"]},
     ),
     "a closed GPU": ({GPU_3: "1x10 _x30"}, {"5m": ["GpuClosed"], "20m": []}),
     "a closed state, of which two services tell": (

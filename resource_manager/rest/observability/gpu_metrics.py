@@ -80,6 +80,7 @@ class GpuGauges:
             "server_silent", "1 if the server takes no new leases because its agent is silent.", "server"
         )
         age = family("report_age_seconds", "Age of the server's last report.", "server")
+        interval = family("report_interval_seconds", "Time between two reports of a server.", "server")
         idle = family(
             "lease_idle_seconds",
             "Time for which a lease has been idle, once it is too long.",
@@ -93,6 +94,7 @@ class GpuGauges:
             silent.add_metric((state.name,), float(state.silent is not None))
             if record is not None:
                 age.add_metric((state.name,), max(now - record.received_at, 0.0))
+                interval.add_metric((state.name,), record.interval_s)
             for uuid in shared_gpus(state) if state.node.mps else ():
                 has = record is not None and record.tells_of(now) and uuid in record.mps
                 number = next(gpu_id for gpu_id, known in state.gpu_uuids.items() if known == uuid)
@@ -118,7 +120,8 @@ class GpuGauges:
         for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
             idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
-        return [info, allocated, cleaning, closed, used, memory, rogue, shared, watched, silent, age, idle]
+        of_agents = [watched, silent, age, interval]
+        return [info, allocated, cleaning, closed, used, memory, rogue, shared, *of_agents, idle]
 
 
 def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:
