@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import free_ports
+from resource_manager.cli.serving import serve
 from resource_manager.settings import Settings
 from tests.e2e.bench import wait_for
 from tests.nvml.standin import State, library, state, uuid_of
@@ -81,6 +82,20 @@ def test_systemd_accepts_the_unit_and_finds_it_hardened(unit: Path, tmp_path: Pa
     command = [ANALYZE, "security", "--offline=true", f"--threshold={EXPOSURE[unit.name]}", str(copy)]
     rated = subprocess.run(command, capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout.splitlines()[-1]
+
+
+def test_systemd_accepts_the_unit_with_secrets_that_only_root_may_read(tmp_path: Path) -> None:
+    [drop_in] = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    given = dict(re.findall(r"^Environment=(\w+)=(.*)$", drop_in, re.MULTILINE))
+    assert given.keys() == {param.envvar for param in serve.params if "secret" in str(param.envvar).lower()}
+    credentials = re.findall(r"^LoadCredential=([\w-]+):/etc/gpu-manager/", drop_in, re.MULTILINE)
+    assert [*given.values()] == [f"/run/credentials/gpu-manager.service/{name}" for name in credentials]
+    if ANALYZE is None:
+        pytest.skip("needs systemd-analyze (Debian: systemd)")
+    copy = tmp_path / "gpu-manager.service"
+    copy.write_text((DEPLOY / copy.name).read_text().replace(INSTALLED, HERE).replace("[Service]\n", drop_in))
+    verified = subprocess.run([ANALYZE, "verify", copy], capture_output=True, text=True)
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
 def settings_in(path: Path) -> dict[str, str]:

@@ -63,7 +63,7 @@ def convert_dags(folder: Path, pools: tuple[tuple[str, int], ...], write: bool, 
     """Find the tasks of a pool in FOLDER, and let with_gpus ask for their GPUs instead.
 
     The files are read, never imported; every other byte stays. A task that has to be rewritten by hand is one
-    line on standard error, and the exit code is then 1.
+    line on standard error. The exit code is 1 if there is one, or if no task is converted.
     """
     wanted = dict(pools)
     files: list[dict[str, Any]] = []
