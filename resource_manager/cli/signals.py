@@ -10,9 +10,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import FrameType
@@ -132,6 +132,29 @@ def interruptible(work: Callable[[], T], exit_code: int | None = None) -> T:
             return signals.result(Calls(signals).begin(work))
         except Interrupted as interrupted:
             leave(interrupted.exit_code if exit_code is None else exit_code)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let the first SIGTERM or SIGHUP raise `SystemExit` inside, so that what was started is ended, too.
+
+    SIGHUP does nothing under nohup.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for each in heard:  # a terminal that is closed sends its signal twice
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def leave(exit_code: int) -> NoReturn:

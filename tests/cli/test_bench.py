@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from types import ModuleType
+
 import pytest
 from click.testing import CliRunner
 
@@ -64,3 +67,20 @@ def test_clients_that_get_no_answer_are_told_of(
     finally:
         store.clean_up(url)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("option", "measured"), [((), store), (("--http",), service)])
+def test_a_benchmark_that_is_told_to_end_ends_what_it_started(
+    option: tuple[str, ...], measured: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    def run(*given: object, **more: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append("its service")
+
+    monkeypatch.setattr(measured, "run", run)
+    done = CliRunner().invoke(main, ["bench", *option])
+    assert (done.exit_code, ended) == (143, ["its service"])

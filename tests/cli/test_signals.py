@@ -21,7 +21,7 @@ import pytest
 from redis import Redis
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.signals import Calls, Interrupted, Signals
+from resource_manager.cli.signals import Calls, Interrupted, Signals, ended_in_order
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -50,6 +50,24 @@ SLACK_S = 1.5
 def signals() -> Iterator[Signals]:
     with Signals() as signals:
         yield signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_ends_what_was_started_and_the_next_one_changes_nothing(
+    number: signal.Signals,
+) -> None:
+    before, ended = signal.getsignal(number), list[str]()
+
+    def work() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+            ended.append("the service")
+
+    with pytest.raises(SystemExit) as raised, ended_in_order():
+        work()
+    assert (raised.value.code, ended, signal.getsignal(number)) == (128 + number, ["the service"], before)
 
 
 def test_a_signal_ends_the_wait_for_a_call_and_not_the_call(signals: Signals) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,3 +138,14 @@ def test_compose_without_docker_fails_in_one_line(monkeypatch: pytest.MonkeyPatc
     assert result.output == (
         "compose check failed: the program docker is missing; install Docker with Compose\n"
     )
+
+
+def test_compose_that_is_told_to_end_leaves_no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+    airflow = SimpleNamespace(close=lambda: None)
+    stack = SimpleNamespace(run=lambda *words, check: calls.append(words), airflow=airflow)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(compose, "Compose", lambda folder, store: stack)
+    monkeypatch.setattr(compose, "check", lambda stack: os.kill(os.getpid(), signal.SIGTERM))
+    assert CliRunner().invoke(compose.main).exit_code == 143
+    assert ["down" in words for words in calls] == [True]

@@ -1,6 +1,8 @@
 """Demo as `make demo` runs it, and the errors that it finds."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +48,10 @@ def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 7
 
 
-def test_up_leaves_no_folder_behind(temporary_files, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_up_leaves_no_folder_behind(number, exit_code, temporary_files, monkeypatch):
     class Quiet:
         """Stack without processes, so that only its folder could remain."""
 
@@ -63,15 +68,11 @@ def test_up_leaves_no_folder_behind(temporary_files, monkeypatch):
         def __exit__(self, *reason):
             assert (self.home / "airflow.log").exists(), "the logs are there until all has stopped"
 
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("demo.__main__.Stack", Quiet)
     monkeypatch.setattr("demo.__main__.docker_answers", lambda: True)  # it waits by the same sleep
-    monkeypatch.setattr("demo.__main__.time.sleep", interrupt)
+    monkeypatch.setattr("demo.__main__.time.sleep", lambda seconds: os.kill(os.getpid(), number))
     done = CliRunner().invoke(main, ["up"])
-    assert done.exit_code == 0
-    assert done.stdout.endswith("stopped\n")
+    assert (done.exit_code, done.stdout.endswith("stopped\n")) == (exit_code, exit_code == 0)
     assert list(temporary_files.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, FiniteRange, print_json
 from resource_manager.cli.program import main, on_target
+from resource_manager.cli.signals import ended_in_order
 from resource_manager.cli.target import Target
 
 
@@ -29,14 +30,15 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
         raise Failure("bench measures a Redis of its own, or that of --redis: leave out --store", BAD_INPUT)
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)
-    if over_http:
-        from resource_manager.cli.bench import service
+    with ended_in_order():  # a service and a Redis of its own are started
+        if over_http:
+            from resource_manager.cli.bench import service
 
-        results = service.run(redis_url, seconds=seconds)
-    else:
-        from resource_manager.cli.bench import store
+            results = service.run(redis_url, seconds=seconds)
+        else:
+            from resource_manager.cli.bench import store
 
-        results = store.run(redis_url, seconds=seconds)
+            results = store.run(redis_url, seconds=seconds)
     if as_json:
         print_json(results)
         return
