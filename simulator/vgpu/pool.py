@@ -82,6 +82,7 @@ class Ledger:
             balance=scheduling.balance,
             vendor_fallback=scheduling.vendor_fallback,
             performance=scheduling.performance,
+            uncounted=(PARTITIONS,),  # GLB scores the three amounts of the document
         )
         self._requests = {profile.name: self._requests_of(profile) for profile in scenario.profiles}
         for profile in scenario.profiles:

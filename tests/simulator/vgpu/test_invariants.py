@@ -249,6 +249,15 @@ def test_with_a_node_per_task_the_other_tasks_stay_pending() -> None:
     assert [each.state for each in run.outcomes] == ["unfinished", "never_started"]
 
 
+def test_that_a_task_has_its_node_alone_changes_no_score() -> None:
+    """Of both vendors: 90/776 + 30/184 + 480/5167 for nvidia is less than 90/714 + 30/172.8 + 480/3840."""
+    where = load_scenario("A2")
+    ledger = Ledger(where)
+    kinds = {each.name: each for each in where.profiles}
+    leases = [ledger.admit(name, kinds[name], 0.0) for name in ("llm-batch", "preprocess-pipeline")]
+    assert [lease and lease.placement.node for lease in leases] == ["nv-node-1", "nv-node-2"]
+
+
 def test_a_run_without_tasks_is_valid() -> None:
     run = simulate(load_scenario("A3", {"tasks": 0, "duration_s": 1}), 0, use_numba=False)
     assert run.outcomes == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import accepts_node, has_labels
@@ -26,14 +26,16 @@ def glb(
     balance: float = BALANCE,
     vendor_fallback: bool = True,
     performance: Mapping[str, float] = NO_PERFORMANCE,
+    uncounted: Collection[str] = (),
 ) -> Placement | None:
     """Place by the two-level choice of the vGPU pool (GPU-SIM's design document, steps 4.1 to 4.5).
 
     Vendors rank by `rank_vendors`; in the best one the node with the highest `node_score` wins, the first
     on ties. If the request fits no node of that vendor the next is tried, unless `vendor_fallback` is off.
-    `performance` is the relative speed by vendor, 1 by default.
+    `performance` is the relative speed by vendor, 1 by default. Resources in `uncounted` must fit, and
+    count in neither score.
     """
-    demand = demand_of(request)
+    demand = demand_of(request, uncounted)
     best: dict[str, tuple[float, NodeState]] = {}
     for node in cluster.candidates(request):
         score = node_score(node, demand, balance)
@@ -43,7 +45,7 @@ def glb(
     if not best:
         return None
     only_choice = vendor_fallback and len(best) == 1
-    for vendor in best if only_choice else rank_vendors(cluster, request, performance):
+    for vendor in best if only_choice else rank_vendors(cluster, request, performance, uncounted):
         if vendor in best:
             node = best[vendor][1]
             return node.place(request)
@@ -53,7 +55,10 @@ def glb(
 
 
 def rank_vendors(
-    cluster: ClusterState, request: Request, performance: Mapping[str, float] = NO_PERFORMANCE
+    cluster: ClusterState,
+    request: Request,
+    performance: Mapping[str, float] = NO_PERFORMANCE,
+    uncounted: Collection[str] = (),
 ) -> list[str]:
     """Return the vendors the request accepts, the best `performance / sum of (demand / free)` first.
 
@@ -61,7 +66,7 @@ def rank_vendors(
     comes last.
     """
     free: dict[str, list[float]] = {}
-    demand = demand_of(request)
+    demand = demand_of(request, uncounted)
     for node in cluster.nodes:
         if node.is_open and has_labels(node.node, request) and accepts_node(node.node, request):
             total = free.setdefault(vendor_of(node), [0.0] * len(demand))
@@ -104,9 +109,13 @@ GPU_MILLI = "gpu_milli"
 """Resource name under which GPUs count as one more resource of a node."""
 
 
-def demand_of(request: Request) -> Amounts:
+def demand_of(request: Request, uncounted: Collection[str] = ()) -> Amounts:
     """Return names and amounts of the requested resources above 0, GPUs among them in milli."""
-    named = [(name, float(amount)) for name, amount in request.resources.items() if amount > 0]
+    named = [
+        (name, float(amount))
+        for name, amount in request.resources.items()
+        if amount > 0 and name not in uncounted
+    ]
     if request.gpus:
         named.append((GPU_MILLI, float(request.gpus * request.gpu_milli)))
     return tuple(named)

@@ -80,6 +80,20 @@ def test_gpus_and_gpu_fractions_count_as_one_more_resource() -> None:
     assert glb(cluster, Request("nothing asked")) == Placement("a")
 
 
+def test_an_uncounted_resource_must_fit_and_changes_no_score() -> None:
+    sizes = {"x1": 100, "x2": 100, "y1": 90, "y2": 90}
+    cluster = ClusterState(
+        [Node(name, 0, {"cpus": cpus, "slots": 1}, vendor=name[0]) for name, cpus in sizes.items()]
+    )
+    slot = Request("on x1", resources={"slots": 1})
+    cluster.apply(allocator.grant(cluster, slot, (Placement("x1"),), 0.0))
+    request = Request("task", resources={"cpus": 20, "slots": 1})
+    # By CPUs x is better, 20/200 against 20/180; with the slots it is not, + 1/1 against + 1/2.
+    assert glb(cluster, request, uncounted=("slots",)) == Placement("x2")
+    assert glb(cluster, request) == Placement("y1")
+    assert node_score(cluster.nodes[1], demand_of(request, ("slots",)), balance=1.0) == pytest.approx(0.8)
+
+
 def test_the_manager_selects_glb_by_name() -> None:
     assert get_policy("glb") is glb
     manager = GPUResourceManager.from_url("memory://", policy="glb")
