@@ -91,14 +91,12 @@ def read_dataset(folder: Path) -> Dataset:
         raise InputError("no such folder of tables", path=folder)
     tables = _Tables(folder)
     categories = _read_categories(tables)
-    devices = _read_devices(tables)
+    devices, hosts = _read_devices(tables)
     jobs, tasks = _read_jobs(tables, categories, max(device.compute_factor for device in devices))
     capacity = np.zeros((2, len(devices), METRIC_PERIOD_S), dtype=np.int32)
     ues = [device for device in devices if device.kind == "UE"]
     links = np.full((2, len(ues), METRIC_PERIOD_S), NO_METRIC, dtype=np.int32)
-    for _, (host_id, _, cpus, memory, _) in tables.numbers("host_table"):
-        index = next(d.index for d in devices if d.kind == "Cloud" and d.device_id == host_id)
-        capacity[0, index], capacity[1, index] = cpus, memory
+    capacity[:, : len(hosts)] = np.transpose(hosts)[:, :, np.newaxis]
     _read_bs_metric(tables, devices, capacity)
     _read_ue_metric(tables, devices, capacity, links)
     return Dataset(
@@ -115,16 +113,19 @@ def _read_categories(tables: _Tables) -> dict[int, Category]:
     return categories
 
 
-def _read_devices(tables: _Tables) -> tuple[Device, ...]:
+def _read_devices(tables: _Tables) -> tuple[tuple[Device, ...], list[tuple[int, int]]]:
+    """Return the devices, hosts first, and the CPUs and MiB of each host."""
     clouds = tables.keyed("cloud_table")
     devices: list[Device] = []
-    for row, (host_id, cloud_id, _, _, factor) in tables.keyed("host_table").values():
+    hosts: list[tuple[int, int]] = []
+    for row, (host_id, cloud_id, cpus, memory, factor) in tables.keyed("host_table").values():
         if cloud_id not in clouds:
             raise row.fail(f"CloudId {cloud_id} is not in cloud_table.csv")
         rate = clouds[cloud_id][1][1]
         if rate == 0:
             raise clouds[cloud_id][0].fail("Rate must be above 0")
         devices.append(Device(len(devices), "Cloud", host_id, factor, rate, cloud_id))
+        hosts.append((cpus, memory))
     if not devices:
         raise tables.fail("host_table", "the table has no host")
     for row, (bs_id, rate, factor) in tables.keyed("bs_table").values():
@@ -136,7 +137,7 @@ def _read_devices(tables: _Tables) -> tuple[Device, ...]:
             reason = f"online from {online} to {offline} is not within 0 to {METRIC_PERIOD_S - 1}"
             raise row.fail(reason)
         devices.append(Device(len(devices), "UE", ue_id, factor, online_s=online, offline_s=offline))
-    return tuple(devices)
+    return tuple(devices), hosts
 
 
 def _read_bs_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any) -> None:
@@ -159,7 +160,7 @@ def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any,
     ues = [device for device in devices if device.kind == "UE"]
     stations = {device.device_id for device in devices if device.kind == "BS"}
     place = {device.device_id: index for index, device in enumerate(ues)}
-    found: list[tuple[int, ...]] = []
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
     for row, (ue_id, at, rate, bs_id, cpus, memory) in tables.numbers("ue_metric"):
         if ue_id not in place:
             raise row.fail(f"UEId {ue_id} is not in ue_table.csv")
@@ -167,9 +168,11 @@ def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any,
             raise row.fail(f"Time is {at}, above {METRIC_PERIOD_S - 1}")
         if bs_id not in stations:
             raise row.fail(f"BSId {bs_id} is not in bs_table.csv")
-        found.append((place[ue_id], at, rate, bs_id, cpus, memory))
+        if (ue_id, at) in found:
+            raise row.fail(f"Time {at} of UEId {ue_id} is given twice")
+        found[ue_id, at] = (place[ue_id], at, rate, bs_id, cpus, memory)
     if found:
-        index, at, rate, bs_id, cpus, memory = np.array(found, dtype=np.int32).T
+        index, at, rate, bs_id, cpus, memory = np.array(list(found.values()), dtype=np.int32).T
         first = len(devices) - len(ues)
         links[0, index, at], links[1, index, at] = rate, bs_id
         capacity[0, first + index, at], capacity[1, first + index, at] = cpus, memory
@@ -230,6 +233,8 @@ def _edges(row: Row, column: str) -> tuple[tuple[int, int], ...]:
     except (ValueError, TypeError, RecursionError):
         reason = f"not a list of [task id, size] with sizes up to {MAX_NUMBER}"
         raise row.fail(f"{column} is {text[:MAX_SHOWN]!r}, {reason}") from None
+    if len({task_id for task_id, _ in edges}) < len(edges):
+        raise row.fail(f"{column} names a task twice")
     return edges
 
 

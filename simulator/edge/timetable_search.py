@@ -10,7 +10,8 @@ from numba import njit
 from simulator.edge.dataset import METRIC_PERIOD_S as PERIOD_S
 
 NONE = -1
-FAR_S = 1 << 30
+FAR_S = 1 << 60
+"""Later than every end, and than the sum of all ends."""
 
 
 class Problem(NamedTuple):

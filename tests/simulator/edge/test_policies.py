@@ -18,10 +18,11 @@ from simulator.edge.environment import Environment
 from simulator.edge.published import PUBLISHED_SCORES, published_score
 from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import Score, TaskRun, score_plan
-from simulator.edge.timetable import plan_timetable
+from simulator.edge.timetable import arrays_of, devices_of, plan_timetable, search
 from simulator.edge.transfers import transfer_s, upload_s
 from simulator.edge.water_gate import plan_water_gate
 from simulator.errors import SimulationError
+from tests.simulator.edge.small import job, world
 
 datasets = st.builds(
     generate,
@@ -117,6 +118,17 @@ def test_more_trials_never_give_a_worse_plan() -> None:
         for trials in (2, 20)
     )
     assert many.mean_jct_s <= few.mean_jct_s
+
+
+def test_the_ends_of_many_late_jobs_sum_to_more_than_32_bits_hold() -> None:
+    dataset = world(*[job(900_000, 1)] * 1_200, room=1_200)
+    devices = devices_of(dataset, KINDS)
+
+    def progress(done: int, total: int) -> None:
+        assert done <= total
+
+    timetable = search(dataset, devices, arrays_of(dataset, devices), 0, 1, progress)
+    assert set(timetable.end.tolist()) == {900_001}
 
 
 def test_a_plan_without_hosts_is_refused() -> None:
