@@ -32,7 +32,8 @@ def share_gained(
     """Return OASiS's utility as a fraction of the total if each job had the cluster to itself."""
     prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
     utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
-    return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)
+    bound = sum(job.utility(job.shortest_duration) for job in instance.jobs)
+    return utility / bound if bound else 1.0  # jobs that end too late to be worth anything lose nothing
 
 
 def calibrate(

@@ -123,12 +123,15 @@ def fit_prices(
 
 
 def safe_eta(history: Sequence[TrainingJob], instance: Instance, outliers: float = 0.0) -> float:
-    """Return the smallest eta that the proof of the competitive ratio allows."""
+    """Return the smallest eta that the proof of the competitive ratio allows; 1 without any demand."""
     history = feasible_jobs(history, instance)
     return max(
-        instance.slots * len(RESOURCES) / float(np.quantile(asked[asked > 0], outliers))
-        for _, asked in (shares_of(history, instance, role) for role in (WORKER, PS))
-        if asked.any()
+        (
+            instance.slots * len(RESOURCES) / float(np.quantile(asked[asked > 0], outliers))
+            for _, asked in (shares_of(history, instance, role) for role in (WORKER, PS))
+            if asked.any()
+        ),
+        default=1.0,
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from resource_manager.core.models import Lease
 from simulator.errors import InputError, SimulationError
-from simulator.oasis.calibrate import calibrate
+from simulator.oasis.calibrate import calibrate, share_gained
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.planner import Oasis, best_schedule
@@ -287,6 +287,18 @@ def test_calibration_chooses_the_least_mean_loss() -> None:
     assert found.utility_floor == 0.2
     assert found.share == pytest.approx(0.45)
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_training_jobs_that_end_too_late_to_be_worth_anything_lose_nothing() -> None:
+    late = a_job(epochs=200, sensitivity=6.0, target=1.0)  # exp(-6 x 199) is 0 in floating point
+    instance = Instance(200, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (late,))
+    assert share_gained(instance, (late,), 0.5, 0.5) == 1.0
+
+
+def test_the_eta_of_the_proof_exists_where_no_server_has_what_the_jobs_request() -> None:
+    job = a_job(worker=(1, 0, 0, 0, 0.0), ps=(0, 0, 0, 0, 0.0), gradient=0.0)
+    instance = Instance(4, ((0, 4, 0, 0, 0.0),), ((0, 4, 0, 0, 0.0),), (job,))
+    assert fit_prices(instance.jobs, instance, eta=None).alpha == 1.0
 
 
 @pytest.mark.parametrize(("floor", "eta"), [(0.0, None), (1.5, None), (0.5, 0.0), (0.5, float("inf"))])
