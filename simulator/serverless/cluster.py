@@ -47,34 +47,32 @@ class Cluster:
         self.network_bandwidth = config.network_bandwidth
         self.single_core_speed = config.single_core_speed
         self.locations: list[Location] = []
-        for server in config.servers:
-            for server_id in range(server.count):
-                for numa_node_id in range(server.numa_nodes.count):
-                    self.locations.append(Location(server.name, server_id, numa_node_id))
-        self.positions = {location: position for position, location in enumerate(self.locations)}
         self.servers: list[Server] = []
         self._servers: dict[str, tuple[Server, ...]] = {}
         self.nodes: list[NumaNode] = []
         for server in config.servers:
             start = len(self.servers)
             for server_id in range(server.count):
+                locations = [Location(server.name, server_id, i) for i in range(server.numa_nodes.count)]
                 nodes = [
                     NumaNode(
-                        numa_node_id,
+                        location.numa_node_id,
                         server.numa_nodes.cpu,
                         server.numa_nodes.memory,
                         config.single_core_speed,
-                        name=node_name(Location(server.name, server_id, numa_node_id)),
-                        position=len(self.nodes) + numa_node_id,
+                        name=node_name(location),
+                        position=len(self.nodes) + location.numa_node_id,
                         server_position=len(self.servers),
                     )
-                    for numa_node_id in range(server.numa_nodes.count)
+                    for location in locations
                 ]
+                self.locations += locations
                 self.nodes += nodes
                 self.servers.append(
                     Server(server.name, server_id, server.hourly_rate, server.cold_start_latency, nodes)
                 )
             self._servers[server.name] = tuple(self.servers[start:])
+        self.positions = {location: position for position, location in enumerate(self.locations)}
         self.server_of = [node.server_position for node in self.nodes]
         """Positions of the servers, by position of the NUMA node."""
         self.nodes_of = [range(nodes[0].position, nodes[-1].position + 1) for nodes in self.servers]
@@ -85,17 +83,9 @@ class Cluster:
 
     def inventory(self) -> list[Node]:
         """Return the NUMA nodes as nodes of the resource manager."""
-        shapes = {server.name: server.numa_nodes for server in self.config.servers}
         return [
-            Node(
-                node_name(location),
-                position,
-                {
-                    "cpus": shapes[location.server_name].cpu,
-                    "memory_mib": shapes[location.server_name].memory,
-                },
-            )
-            for position, location in enumerate(self.locations)
+            Node(node.name, node.position, {"cpus": node.cpu, "memory_mib": node.memory})
+            for node in self.nodes
         ]
 
     def reset(self, events: Events) -> None:

@@ -116,7 +116,7 @@ def _templates(sources: tuple[str, ...], seed: int, single_core_speed: int) -> l
     templates: list[WorkflowTemplate] = []
     for source in sources:
         shape, _, size = source.partition(":")
-        if shape in SHAPES and size.isdecimal() and not Path(source).exists():
+        if size.isdecimal() and not Path(source).exists():
             templates.append(generate_workflow(shape, int(size), seed, single_core_speed))
         else:
             templates += read_workflows([source], single_core_speed)

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from resource_manager.manager.cluster_file.servers import MAX_SERVERS
+from simulator.errors import InputError
 from simulator.io.documents import first_error
-from simulator.serverless.errors import ClusterConfigError
-from simulator.serverless.template import MAX_AMOUNT
+from simulator.io.rows import MAX_VALUE
 
-Positive = Annotated[int, Field(gt=0, le=MAX_AMOUNT)]
-Price = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
+Positive = Annotated[int, Field(gt=0, le=MAX_VALUE)]
+Price = Annotated[float, Field(ge=0, le=MAX_VALUE, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -74,7 +74,7 @@ class ClusterConfig(_Strict):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ClusterConfig:
-        """Read a YAML file; raise `ClusterConfigError` that names the file and the field."""
+        """Read a YAML file; raise `InputError` that names the file and the field."""
         import yaml
 
         path = Path(path)
@@ -83,15 +83,14 @@ class ClusterConfig(_Strict):
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             reason = getattr(error, "problem", None) or str(error) or "not a text file"
-            raise ClusterConfigError(
-                f"not YAML: {reason}", path=path, line=None if mark is None else mark.line + 1
-            ) from error
+            line = None if mark is None else mark.line + 1
+            raise InputError(f"not YAML: {reason}", path=path, line=line) from error
         if not isinstance(content, dict):
-            raise ClusterConfigError("expected a mapping with the key 'servers'", path=path)
+            raise InputError("expected a mapping with the key 'servers'", path=path)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            raise ClusterConfigError(first_error(error), path=path) from error
+            raise InputError(first_error(error), path=path) from error
 
     @classmethod
     def c5(cls, count: int = 1) -> ClusterConfig:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.parsers import expat
 
-from simulator.io.rows import read_json
-from simulator.serverless.errors import UnitError, WorkflowError
+from simulator.io.rows import MAX_VALUE, read_json
+from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
-    MAX_AMOUNT,
     WorkflowTemplate,
     find_cycle,
+    operations,
 )
 
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
@@ -63,14 +63,10 @@ class _Reader:
             raise self.fail(f"{what} {text[:80]!r} is not a number")
         if match[2].lower() not in units:
             known = ", ".join(unit for unit in units if unit)
-            raise UnitError(
-                f"{what} {text!r} has an unknown unit; known are {known}",
-                path=self.path,
-                line=self.parser.CurrentLineNumber,
-            )
+            raise self.fail(f"{what} {text[:80]!r} has an unknown unit; known are {known}")
         value = float(match[1]) * units[match[2].lower()]
-        if not 0 <= value <= MAX_AMOUNT:
-            raise self.fail(f"{what} {text[:80]!r} is negative or above {MAX_AMOUNT:,}")
+        if not 0 <= value <= MAX_VALUE:
+            raise self.fail(f"{what} {text[:80]!r} is negative or above {MAX_VALUE:,}")
         return value
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -114,7 +110,7 @@ def read_dax(
     The operations of a function are runtime x single_core_speed x parallelism. An edge carries the files
     that the parent writes and the child reads, in the size the parent states. DAX has no memory and no
     threads: they are read from `NAME.memory.json` and `NAME.parallelism.json` beside the file if these
-    exist, else they are 128 MiB and 1. Raises `WorkflowError` or `UnitError` with file and line.
+    exist, else they are 128 MiB and 1. Raises `WorkflowError` with file and line.
     """
     path = Path(path)
     reader = _Reader(path)
@@ -124,6 +120,10 @@ def read_dax(
         raise WorkflowError(
             f"not well-formed XML: {expat.ErrorString(error.code)}", path=path, line=error.lineno
         ) from error
+    except WorkflowError:
+        raise
+    except (LookupError, ValueError) as error:  # of an encoding that the parser does not know
+        raise WorkflowError(f"not readable XML: {error}; save it as UTF-8", path=path) from error
     if not reader.jobs:
         raise WorkflowError("the file has no <job>", path=path)
     names = sorted(reader.jobs)
@@ -141,10 +141,7 @@ def read_dax(
     memory_reqs = _companion(path, "memory", "memory_reqs", len(names), DEFAULT_MEMORY_MIB)
     parallelisms = _companion(path, "parallelism", "parallelisms", len(names), DEFAULT_PARALLELISM)
     return WorkflowTemplate(
-        tuple(
-            round(reader.jobs[name].runtime_s * single_core_speed * parallelism)
-            for name, parallelism in zip(names, parallelisms, strict=True)
-        ),
+        operations((reader.jobs[name].runtime_s for name in names), single_core_speed, parallelisms),
         memory_reqs,
         parallelisms,
         tuple(edges),
@@ -173,6 +170,6 @@ def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> t
     if sorted(fn_id for fn_id, _ in rows) != list(range(count)):
         raise WorkflowError(f"expected the ids 0 to {count - 1} of {path.name}, each once", path=companion)
     values = dict(rows)
-    if max(values.values()) > MAX_AMOUNT:
-        raise WorkflowError(f"a value is above {MAX_AMOUNT:,}", path=companion)
+    if max(values.values()) > MAX_VALUE:
+        raise WorkflowError(f"a value is above {MAX_VALUE:,}", path=companion)
     return tuple(values[fn_id] for fn_id in range(count))

@@ -6,15 +6,7 @@ from simulator.errors import InputError, SimulationError
 
 
 class WorkflowError(InputError):
-    """An invalid workflow: a cycle, an edge to an unknown function, a number out of range."""
-
-
-class UnitError(InputError):
-    """A quantity with an unknown unit."""
-
-
-class ClusterConfigError(InputError):
-    """An invalid cluster, for example one without NUMA nodes."""
+    """An invalid workflow: a cycle, an unknown function or unit, a number out of range."""
 
 
 class ActionError(SimulationError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.io.rows import MAX_VALUE
 from simulator.serverless.raw_env import RawEnv
 
 NODE_FEATURES = (
@@ -65,7 +66,8 @@ class Observer:
         nodes = seen[: -len(FUNCTION_FEATURES)].reshape(len(self._load_features), len(NODE_FEATURES))
         now = self.env.now
         nodes[:, :3] = self._load_features
-        minutes = np.maximum(self._ends - now, 0.0) / MINUTE_S
+        # An end is infinite while the share of a thread is rounded down to no operation a second.
+        minutes = np.minimum(np.maximum(self._ends - now, 0.0), MAX_VALUE) / MINUTE_S
         nodes[:, 3:5] = minutes / (1.0 + minutes)
         left = np.clip((self._expirations - now) / HOUR_S, 0.0, 1.0)
         nodes[:, 5] = left[self._server_of]

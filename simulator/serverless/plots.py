@@ -24,6 +24,7 @@ from simulator.present.page import Page, Section, render
 from simulator.present.palette import light
 from simulator.present.tables import Column, Table
 from simulator.present.units import duration, share, time_unit
+from simulator.serverless.cluster import Location, node_name
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode
 
@@ -37,8 +38,8 @@ TITLES = {
 }
 
 
-def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
-    """Write a PNG file for each of `TITLES`, and `report.html` with all of them; return the paths."""
+def write_plots(env: RawEnv, episode: Episode, folder: Path) -> None:
+    """Write a PNG file for each of `TITLES`, and `report.html` with all of them."""
     times = np.linspace(0.0, episode.summary.last_completion_s, TIME_POINTS)
     cores, memory, threads = _use(env, times)
     with drawing():
@@ -54,7 +55,6 @@ def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
         for name, figure in figures.items():
             save_png(figure, folder / f"{name}.png")
     write_text(folder / "report.html", html)
-    return [*(folder / f"{name}.png" for name in figures), folder / "report.html"]
 
 
 def _page(episode: Episode, cores: float, memory: float, pictures: Any) -> Page:
@@ -80,17 +80,16 @@ def _page(episode: Episode, cores: float, memory: float, pictures: Any) -> Page:
 
 def _gantt(env: RawEnv, episode: Episode) -> Any:
     figure, axes = new_figure(width=2 * WIDTH)
-    names = {location: "/".join(map(str, location)) for location in env.cluster.locations}
     bars = [
         Bar(
-            f"{record.server_name}/{record.server_id}/{record.numa_node_id}",
+            node_name(Location(record.server_name, record.server_id, record.numa_node_id)),
             record.start_time,
             record.completion_time,
             record.wf_id,
         )
         for record in episode.records
     ]
-    draw_gantt(axes, bars, list(names.values()))
+    draw_gantt(axes, bars, [node.name for node in env.cluster.nodes])
     return figure
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from simulator.engine import EventQueue
+from simulator.io.rows import MAX_VALUE
 from simulator.serverless.cluster import Events
 from simulator.serverless.errors import WorkflowError
-from simulator.serverless.template import MAX_AMOUNT, WorkflowTemplate
+from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Function, Workflow
 
 
@@ -27,8 +28,8 @@ class Workload:
         if not workflow_templates:
             raise WorkflowError("no workflow templates: give at least one")
         for time in arrival_times:
-            if not 0 <= time <= MAX_AMOUNT:
-                raise WorkflowError(f"an arrival time must be from 0 to {MAX_AMOUNT:,} s, got {time}")
+            if not 0 <= time <= MAX_VALUE:
+                raise WorkflowError(f"an arrival time must be from 0 to {MAX_VALUE:,} s, got {time}")
         self.arrival_times = tuple(map(float, arrival_times))
         self.workflow_templates = tuple(workflow_templates)
         self.reset([0] * len(self.arrival_times), EventQueue(), 0)

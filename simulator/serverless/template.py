@@ -15,8 +15,6 @@ Edge = tuple[int, int, int]
 DEFAULT_SINGLE_CORE_SPEED = 1_000_000_000
 DEFAULT_MEMORY_MIB = 128
 DEFAULT_PARALLELISM = 1
-MAX_AMOUNT = 10**15
-"""Upper bound of every time, size and other amount in the input, so that products stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,14 @@ class WorkflowTemplate:
 
     def __len__(self) -> int:
         return len(self.computations)
+
+
+def operations(runtimes_s: Iterable[float], core_speed: int, parallelisms: Iterable[int]) -> tuple[int, ...]:
+    """Return the operations of each function, runtime x speed of a core x threads, rounded."""
+    return tuple(
+        round(runtime_s * core_speed * parallelism)
+        for runtime_s, parallelism in zip(runtimes_s, parallelisms, strict=True)
+    )
 
 
 def find_cycle(edges: Iterable[Edge]) -> list[int]:

@@ -9,18 +9,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from simulator.io.documents import first_error
+from simulator.io.rows import MAX_VALUE
 from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
-    MAX_AMOUNT,
     WorkflowTemplate,
     find_cycle,
+    operations,
 )
 
 MIB = 1024 * 1024
-Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=MAX_VALUE, allow_inf_nan=False)]
 
 
 class _File(BaseModel):
@@ -39,7 +40,7 @@ class _Task(BaseModel):
 class _Run(BaseModel):
     id: str
     runtimeInSeconds: Amount
-    coreCount: Annotated[float, Field(gt=0, le=MAX_AMOUNT, allow_inf_nan=False)] | None = None
+    coreCount: Annotated[float, Field(gt=0, le=MAX_VALUE, allow_inf_nan=False)] | None = None
     memoryInBytes: Amount | None = None
 
 
@@ -91,10 +92,7 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
     ordered = [runs[task.id] for task in tasks]
     parallelisms = [math.ceil(run.coreCount or DEFAULT_PARALLELISM) for run in ordered]
     return WorkflowTemplate(
-        tuple(
-            round(run.runtimeInSeconds * single_core_speed * parallelism)
-            for run, parallelism in zip(ordered, parallelisms, strict=True)
-        ),
+        operations((run.runtimeInSeconds for run in ordered), single_core_speed, parallelisms),
         tuple(math.ceil((run.memoryInBytes or DEFAULT_MEMORY_MIB * MIB) / MIB) for run in ordered),
         tuple(parallelisms),
         tuple(edges),

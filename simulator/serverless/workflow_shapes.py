@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from simulator.errors import InputError
-from simulator.serverless.template import DEFAULT_SINGLE_CORE_SPEED, WorkflowTemplate
+from simulator.serverless.template import DEFAULT_SINGLE_CORE_SPEED, WorkflowTemplate, operations
 
 Pairs = list[tuple[int, int]]
 
@@ -97,10 +97,7 @@ def generate_workflow(
     runtimes_s: list[float] = random.uniform(*RUNTIME_S, size=count).tolist()
     sizes: list[int] = (random.integers(1, 500, size=len(pairs)) * MEGABYTE).tolist()
     return WorkflowTemplate(
-        tuple(
-            round(runtime_s * single_core_speed * parallelism)
-            for runtime_s, parallelism in zip(runtimes_s, parallelisms, strict=True)
-        ),
+        operations(runtimes_s, single_core_speed, parallelisms),
         tuple(random.choice(MEMORY_MIB, size=count).tolist()),
         tuple(parallelisms),
         tuple((*pair, amount) for pair, amount in zip(pairs, sizes, strict=True)),

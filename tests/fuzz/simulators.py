@@ -165,7 +165,7 @@ def parsers() -> dict[str, Parser]:
     """Name -> parser."""
     return {
         "cluster_yaml": Parser(file("c.yaml", ClusterConfig.from_yaml), (CLUSTER,)),
-        "dax": Parser(file("w.dax", read_dax), (DAX,)),
+        "dax": Parser(file("w.dax", read_dax), (DAX, DAX.replace(b'"1.0"', b'"1.0" encoding="GB2312"'))),
         "wfcommons": Parser(file("w.json", read_wfcommons), (WFCOMMONS,)),
         "vgpu_scenario": Parser(file("s.toml", lambda path: load_scenario(str(path))), (VGPU,)),
         "seeds": Parser(lambda data, folder: read_seeds(data.decode("utf-8", "replace")), (b"1-20,3",)),

@@ -128,7 +128,7 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--policy", "magic"), "unknown policy 'magic'; known are best_fit, data_local, dot_product,"),
         (("--cluster", "absent.yaml"), "absent.yaml"),
         (("--workflows", "absent.dax"), "absent.dax: no such file"),
-        (("--workflows", "ring:3"), "ring:3: no such file"),
+        (("--workflows", "ring:3"), "unknown workflow shape 'ring'; known are montage, cybershake"),
         (("--workflows", "chain:0"), "from 1 to 100,000, got 0"),
     ],
 )

@@ -17,6 +17,8 @@ from simulator.serverless import ClusterConfig, ServerlessEnv
 from simulator.serverless.agents import ServerlessAgents
 from simulator.serverless.config import NumaNodes, ServerType
 from simulator.serverless.errors import ActionError, EpisodeOverError, MemoryAllocationError
+from simulator.serverless.observation import NODE_FEATURES
+from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.vector import ServerlessVectorEnv
 from simulator.serverless.workflow_shapes import generate_workflows
 
@@ -140,6 +142,18 @@ def tiny(memory: int) -> ServerType:
         name=f"m{memory}", count=1, hourly_rate=1.0, cold_start_latency=0.0,
         numa_nodes=NumaNodes(count=1, cpu=2, memory=memory),
     )  # fmt: skip
+
+
+def test_an_end_that_is_out_of_sight_is_observed_as_the_upper_bound() -> None:
+    """Nine threads on two cores: one has 1 operation a second, and a container with an eighth of it none."""
+    config = ClusterConfig(servers=(tiny(64),), single_core_speed=8)
+    template = WorkflowTemplate((80, 80, 80), memory_reqs=(1, 8, 1), parallelisms=(8, 1, 1))
+    env = ServerlessEnv((0.0,), (template,), config, memory_choices=(1,))
+    env.reset(seed=0)
+    for _ in range(2):
+        observation = env.step(np.array([0, 0]))[0]
+    assert env.observation_space.contains(observation)
+    assert observation[NODE_FEATURES.index("time_to_last_end")] == 1.0
 
 
 def test_masks_exclude_exactly_the_impossible_options() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.serverless.config import ClusterConfig
-from simulator.serverless.errors import ClusterConfigError, UnitError, WorkflowError
+from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Workflow
 from simulator.serverless.workflow_files import read_workflow, read_workflows
@@ -87,34 +87,40 @@ def test_a_companion_that_cannot_be_read_is_named(tmp_path: Path, text: str, rea
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "words"),
+    ("changed", "words"),
     [
         (
             {"more": '<child ref="ID0"><parent ref="ID1"/></child>'},
-            WorkflowError,
             r"cycle: ID\d -> ID\d -> ID\d",
         ),
         (
             {"more": '<child ref="ID9"><parent ref="ID1"/></child>'},
-            WorkflowError,
             r"dax:6: .*'ID9', which is not a job",
         ),
-        ({"more": '<child ref="ID1"><parent/></child>'}, WorkflowError, r"dax:6: <parent> has no 'ref'"),
-        ({"more": "<child"}, WorkflowError, "not well-formed XML"),
-        ({"more": '<job id="ID1" runtime="1"/>'}, WorkflowError, "defined twice"),
-        ({"more": '<job id="ID7"/>'}, WorkflowError, "has no 'runtime'"),
-        ({"runtime": "3 weeks"}, UnitError, r"dax:2: runtime '3 weeks' has an unknown unit"),
-        ({"size": "3 parsec"}, UnitError, r"dax:2: size '3 parsec' has an unknown unit"),
-        ({"runtime": "soon"}, WorkflowError, "'soon' is not a number"),
-        ({"runtime": "-1"}, WorkflowError, "negative"),
-        ({"runtime": "1e300"}, WorkflowError, "dax:2: runtime '1e300' is negative or above"),
+        ({"more": '<child ref="ID1"><parent/></child>'}, r"dax:6: <parent> has no 'ref'"),
+        ({"more": "<child"}, "not well-formed XML"),
+        ({"more": '<job id="ID1" runtime="1"/>'}, "defined twice"),
+        ({"more": '<job id="ID7"/>'}, "has no 'runtime'"),
+        ({"runtime": "3 weeks"}, r"dax:2: runtime '3 weeks' has an unknown unit"),
+        ({"size": "3 parsec"}, r"dax:2: size '3 parsec' has an unknown unit"),
+        ({"runtime": "soon"}, "'soon' is not a number"),
+        ({"runtime": "-1"}, "negative"),
+        ({"runtime": "1e300"}, "dax:2: runtime '1e300' is negative or above"),
     ],
 )
 def test_an_invalid_dax_is_refused_with_line_and_reason(
-    tmp_path: Path, changed: dict[str, str], error: type[Exception], words: str
+    tmp_path: Path, changed: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(WorkflowError, match=words):
         read_workflow(dax(tmp_path, **changed))
+
+
+@pytest.mark.parametrize("encoding", ["GB2312", "no-such"])
+def test_a_dax_in_an_encoding_that_the_parser_does_not_know_is_refused(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "flow.dax"
+    path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><adag/>')
+    with pytest.raises(WorkflowError, match=r"flow\.dax: not readable XML: .*; save it as UTF-8"):
+        read_workflow(path)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ def test_the_public_cluster_is_the_default_cluster(shared_data: Path) -> None:
 def test_an_invalid_cluster_is_refused_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    with pytest.raises(ClusterConfigError, match=words) as caught:
+    with pytest.raises(InputError, match=words) as caught:
         ClusterConfig.from_yaml(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
