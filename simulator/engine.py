@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -61,8 +61,3 @@ class EventQueue(Generic[Event]):
             yield event
         if self.now < until < inf:
             self.now = until
-
-    def run(self, handle: Callable[[Event], object], until: float = inf) -> None:
-        """Call `handle` with each event up to and including `until`."""
-        for event in self.pop_due(until):
-            handle(event)

@@ -33,8 +33,7 @@ TIGHTENING_SHARE = 0.2
 class Optimum:
     """The best plan found; `bound` is no lower than the best possible utility.
 
-    `proven`: the plan is optimal (to a millionth). `gap` is (bound - utility) / utility. `cuts` counts the
-    solutions that fitted by server type but not server by server.
+    `proven`: the plan is optimal (to a millionth). `gap` is (bound - utility) / utility.
     """
 
     plan: Plan
@@ -42,7 +41,6 @@ class Optimum:
     bound: float
     proven: bool
     seconds: float
-    cuts: int
 
     @property
     def gap(self) -> float:
@@ -73,7 +71,7 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
     plan: Plan = {}
     bound = math.fsum(job.utility(job.shortest_duration) for job in jobs)
     programme = Programme(instance, jobs)
-    proven, cuts = not programme.model.columns, 0  # then no job that fits its slots is worth anything
+    proven = not programme.model.columns  # then no job that fits its slots is worth anything
     tightened = False
     while not proven and (left_s := deadline - time.monotonic()) > 0:
         solution = programme.model.solve(SOLVING_SHARE * left_s if tightened else min(left_s, QUICK_TRY_S))
@@ -88,14 +86,12 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
         found = programme.lay_out(solution, completions, deadline)
         if isinstance(found, list):
             if solution.optimal and programme.exclude_overfull(found, deadline):
-                cuts += 1
                 continue
             by_server, decided = lay_out_by_server(instance, jobs, completions, deadline)
             if by_server is None:
                 if not (decided and solution.optimal):
                     break
                 programme.exclude(completions)
-                cuts += 1
                 continue
             found = by_server
         plan, proven = found, solution.optimal
@@ -104,7 +100,7 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
         plan = max(plan, plan_online(instance, jobs), key=lambda each: worth(instance, each))
     plan = top_up(instance, jobs, plan)
     utility = worth(instance, plan)
-    return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started, cuts)
+    return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started)
 
 
 def lay_out_by_server(

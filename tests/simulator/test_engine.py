@@ -51,17 +51,13 @@ def test_a_reader_that_stops_leaves_the_rest() -> None:
     assert (queue.now, len(queue)) == (1.0, 2)
 
 
-def test_run_includes_what_its_events_schedule() -> None:
+def test_what_is_scheduled_meanwhile_is_included() -> None:
     queue: EventQueue[int] = EventQueue()
     seen: list[tuple[float, int]] = []
-
-    def handle(left: int) -> None:
-        seen.append((queue.now, left))
-        if left:
-            queue.schedule(queue.now + 1.0, left - 1)
-
     queue.schedule(0.5, 3)
-    queue.run(handle, until=2.5)
+    for left in queue.pop_due(2.5):
+        seen.append((queue.now, left))
+        queue.schedule(queue.now + 1.0, left - 1)
     assert seen == [(0.5, 3), (1.5, 2), (2.5, 1)]
     assert (queue.now, queue.next_time) == (2.5, 3.5)
 
