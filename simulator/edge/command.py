@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from resource_manager.cli.base import Command
-from simulator.cli import BadInput, common_options, print_json
+from simulator.cli import common_options, print_json, reject_given
 from simulator.edge.dataset import TIERS
 from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.environment import Environment
@@ -32,13 +32,27 @@ POLICIES: dict[str, Callable[..., Environment]] = {"timetable": plan_timetable, 
     type=click.Path(path_type=Path),
     help="Folder with the nine tables of a dataset; default: generated from --seed.",
 )
-@click.option("--jobs", type=click.IntRange(1, 2000), help="Jobs of the generated dataset. [default: 40]")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 2000),
+    default=40,
+    show_default=True,
+    help="Jobs of the generated dataset.",
+)
 @click.option(
     "--tiers",
     type=click.Choice(list(TIERS)),
-    help="Devices that the plan may use. [default: host+bs+ue]",
+    default="host+bs+ue",
+    show_default=True,
+    help="Devices that the plan may use.",
 )
-@click.option("--policy", type=click.Choice(list(POLICIES)), help="Planning policy. [default: timetable]")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    default="timetable",
+    show_default=True,
+    help="Planning policy.",
+)
 @click.option(
     "--score-only",
     "plan_folder",
@@ -49,21 +63,22 @@ POLICIES: dict[str, Callable[..., Environment]] = {"timetable": plan_timetable, 
 @common_options
 def command(
     data: Path | None,
-    jobs: int | None,
-    tiers: str | None,
-    policy: str | None,
+    jobs: int,
+    tiers: str,
+    policy: str,
     plan_folder: Path | None,
     seed: int,
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
     """Plan job graphs on cloud hosts, base stations and user devices, or score a plan."""
-    if data is not None and jobs is not None:
-        raise BadInput("--jobs is for a generated dataset: leave out --data or --jobs")
-    if plan_folder is not None and (tiers or policy):
-        raise BadInput("--score-only plans nothing: leave out --tiers and --policy")
-    tiers, policy = tiers or "host+bs+ue", policy or "timetable"
-    dataset = generate(seed, jobs=jobs or 40) if data is None else read_dataset(data)
+    if data is not None:
+        reject_given(("jobs",), "is for a generated dataset; it cannot be used with --data")
+        if plan_folder is not None or policy == "water_gate":
+            reject_given(("seed",), "has no effect on a given dataset with --score-only or water_gate")
+    if plan_folder is not None:
+        reject_given(("tiers", "policy"), "is for planning; it cannot be used with --score-only")
+    dataset = generate(seed, jobs=jobs) if data is None else read_dataset(data)
     began = time.perf_counter()
     if plan_folder is not None:
         plan, made_by = read_plan(plan_folder, dataset), str(plan_folder)

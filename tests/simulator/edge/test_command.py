@@ -89,8 +89,10 @@ def test_only_public_datasets_have_a_published_score() -> None:
         (["--data", "{tables}", "--jobs", "3"], "--jobs is for a generated dataset"),
         (
             ["--data", "{tables}", "--score-only", "x", "--policy", "timetable"],
-            "leave out --tiers and --polic",
+            "--policy is for planning; it cannot be used with --score-only",
         ),
+        (["--data", "{tables}", "--score-only", "x", "--seed", "0"], "--seed has no effect on a given"),
+        (["--data", "{tables}", "--policy", "water_gate", "--seed", "1"], "--seed has no effect on a given"),
         (
             ["--data", "{tables}", "--score-only", "nowhere"],
             "nowhere/executor.csv: cannot be read: No such file",
