@@ -12,7 +12,7 @@ from simulator.oasis.experiment import Comparison
 from simulator.oasis.ledger import Floats, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import Prices
-from simulator.present.figures import draw_boxes, draw_heat, draw_lines, draw_log_scale, height_of, new_figure
+from simulator.present.figures import draw_boxes, draw_heat, draw_log_scale, draw_sweep, height_of, new_figure
 
 
 class PriceRecorder:
@@ -87,15 +87,10 @@ def prices_over_time(watch: PriceRecorder) -> Any:
 def over_axis(axis: str, points: Mapping[str, Mapping[str, Any]]) -> Any:
     """Draw each algorithm's mean utility against the number of jobs, of servers, or the load."""
     figure, axes = new_figure()
-    values = [float(value) for value in points]
     means = {
-        name: [fmean(point["algorithms"][name]["utility"]) for point in points.values()]
-        for name in next(iter(points.values()))["algorithms"]
+        float(value): {name: fmean(each["utility"]) for name, each in point["algorithms"].items()}
+        for value, point in points.items()
     }
-    draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
-    axes.set_xticks(values)
-    axes.xaxis.set_major_formatter("{x:g}")
+    draw_sweep(axes, axis, means, "mean utility")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(axis)
-    axes.set_ylabel("mean utility")
     return figure

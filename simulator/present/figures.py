@@ -146,6 +146,17 @@ def draw_lines(
     legend_below(axes)
 
 
+def draw_sweep(axes: Any, axis: str, points: Mapping[float, Mapping[str, Any]], label: str) -> None:
+    """Draw a line per name over the values of a sweep, from the least on."""
+    values = sorted(points)
+    lines = {name: [(values, [points[value][name] for value in values])] for name in points[values[0]]}
+    draw_lines(axes, lines, marker="o")
+    axes.set_xticks(values)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(axis)
+    axes.set_ylabel(label)
+
+
 def legend_below(axes: Any) -> None:
     """Put the legend, if there is anything to name, under the axes, and make the figure that much higher."""
     handles, labels = axes.get_legend_handles_labels()

@@ -196,16 +196,12 @@ def stacked(
 def over_axis(axis: str, figure_name: str, by_value: Mapping[float, Collected]) -> Any:
     """Draw the mean of a figure over the values of a sweep, a line per scenario."""
     figure, axes = figures.new_figure()
-    values = sorted(by_value)
     means = {
-        name: [by_value[value][name]["confidence"][figure_name]["mean"] for value in values]
-        for name in by_value[values[0]]
+        value: {name: each["confidence"][figure_name]["mean"] for name, each in collected.items()}
+        for value, collected in by_value.items()
     }
-    figures.draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
+    label = FIGURES[figure_name][2][0]
+    figures.draw_sweep(axes, "duration, s" if axis == "duration" else axis, means, label)
     figures.show_shares(axes.yaxis)
     axes.set_ylim(top=1.08 * axes.get_ylim()[1])  # room for a marker at the top
-    axes.set_xticks(values)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("duration, s" if axis == "duration" else axis)
-    axes.set_ylabel(FIGURES[figure_name][2][0])
     return figure

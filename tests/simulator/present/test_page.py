@@ -10,6 +10,7 @@ from simulator.present.figures import (
     Bar,
     draw_gantt,
     draw_lines,
+    draw_sweep,
     drawing,
     lanes,
     new_figure,
@@ -45,6 +46,14 @@ def test_figures_take_the_colours_of_the_page_and_share_no_ids() -> None:
     drawn = html[html.index("<svg") :]
     assert not [colour for colour in palette.VARIABLES if colour in drawn]
     assert "$b$" in drawn
+
+
+def test_a_sweep_is_drawn_in_the_order_of_its_values() -> None:
+    with drawing():
+        _, axes = new_figure()
+        draw_sweep(axes, "jobs", {20: {"a": 2}, 5: {"a": 0}, 10: {"a": 1}}, "mean")
+    (line,) = axes.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([5, 10, 20], [0, 1, 2])
 
 
 def test_equal_curves_are_drawn_once_and_named_together() -> None:
