@@ -58,11 +58,11 @@ def build_nodes(scenario: Scenario) -> list[Node]:
 
 
 def slices_needed(demand: Amounts, card: Card) -> int:
-    """Return the slices of a card that cover the demand in every dimension; it may exceed `card.slices`."""
-    return max(
-        math.ceil(amount * card.slices / total - 1e-9)
-        for amount, total in zip(demand, effective_card(card), strict=True)
+    """Return the slices of a card that cover the demand; `card.slices` + 1 if not even all of them do."""
+    needed = max(
+        amount * card.slices / total for amount, total in zip(demand, effective_card(card), strict=True)
     )
+    return math.ceil(min(needed - 1e-9, card.slices + 1))  # it may be infinite
 
 
 class Ledger:

@@ -291,7 +291,7 @@ def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scena
     for name in names:
         if name not in known:
             raise InputError(f"unknown profile {name!r}; known are {', '.join(known)}", path=scenario.name)
-    return replace(scenario, profiles=tuple(known[name] for name in names))
+    return replace(scenario, profiles=tuple(known[name] for name in dict.fromkeys(names)))
 
 
 def have_same_load(scenarios: Iterable[Scenario]) -> bool:

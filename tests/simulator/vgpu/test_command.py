@@ -13,7 +13,7 @@ from simulator.cli import main
 from simulator.errors import InputError
 from simulator.vgpu.page import verdict
 from simulator.vgpu.plots import CHINESE, Labels
-from simulator.vgpu.scenario import ORIGIN_NAMES, load_scenario, scenario_names
+from simulator.vgpu.scenario import ORIGIN_NAMES, load_scenario, scenario_names, without_profiles_except
 
 SHORT = ("--duration", "40", "--tasks", "20", "--engine", "plain")
 
@@ -270,6 +270,10 @@ def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
             ("--sweep", "oversubscription:9", "--scenarios", "A3"),
             "'llm-batch' fits no node, not even an empty",
         ),
+        (
+            ("--sweep", "oversubscription:1e308", "--scenarios", "A2-MIG"),
+            "'llm-batch' fits no node, not even an empty one: it needs inf compute_tflops",
+        ),
         (("--trace", "trace.json", "--scenarios", "A1,A3"), "--trace is for one run"),
         (("--trace-ticks", "5", "--scenarios", "A1"), "--trace-ticks is for the trace"),
     ],
@@ -385,6 +389,12 @@ def test_invalid_profiles_are_refused_with_the_reason(
     result = call("--scenarios", str(tmp_path / "mine.toml"), *SHORT)
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+def test_a_profile_named_twice_counts_once() -> None:
+    where = load_scenario("A1")
+    once, twice = ("llm-batch", "feature-etl"), ("llm-batch", "llm-batch", "feature-etl")
+    assert without_profiles_except(where, twice) == without_profiles_except(where, once)
 
 
 def test_a_change_of_a_key_inside_a_value_is_refused() -> None:
