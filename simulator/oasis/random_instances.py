@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import InputError
-from simulator.oasis.model import ROUNDING, Amounts, Instance, TrainingJob
+from simulator.oasis.model import MAX_COUNT, ROUNDING, Amounts, Instance, TrainingJob
 
 GPU_SERVERS: tuple[Amounts, ...] = (
     (8, 64, 488, 1024, 25),
@@ -68,7 +68,8 @@ def draw_instance(
 
     `load` scales the data sets (chunks N, hence worker-slots) until the jobs request that fraction of all
     slots of the most demanded worker resource, as closely as whole chunks allow; durations stay as drawn.
-    Raises `InputError` for numbers below 1 or a load that is not a finite number above 0.
+    Raises `InputError` for numbers below 1, or a load that is not a finite number above 0 or takes too many
+    chunks.
     """
     for name, count in (("jobs", jobs), ("slots", slots), ("servers", servers)):
         if count < 1:
@@ -76,7 +77,7 @@ def draw_instance(
     rng = np.random.default_rng(seed)
     bare = Instance(slots, GPU_SERVERS[:1], CPU_SERVERS[:1], draw_jobs(rng, jobs, slots))
     instance = with_servers(bare, servers, mixed)
-    return instance if load is None else scale_to_load(instance, load)
+    return instance if load is None else scale_to_load(instance, load, MAX_COUNT)
 
 
 def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Instance:
@@ -179,8 +180,11 @@ def draw_job(rng: np.random.Generator, slot_s: float) -> TrainingJob:
     )
 
 
-def scale_to_load(instance: Instance, load: float) -> Instance:
-    """Return the instance with its chunks scaled by one factor, found by bisection, closest to the load."""
+def scale_to_load(instance: Instance, load: float, most: float = math.inf) -> Instance:
+    """Return the instance with its chunks scaled by one factor, found by bisection, closest to the load.
+
+    Raises `InputError` for a load at which a job would have more than `most` chunks.
+    """
     if not 0 < load < math.inf:
         raise InputError(f"load must be a finite number above 0, got {load}")
     chunks = np.array([job.chunks for job in instance.jobs])
@@ -203,5 +207,9 @@ def scale_to_load(instance: Instance, load: float) -> Instance:
         middle = (low + high) / 2
         low, high = (middle, high) if load_at(middle) < load else (low, middle)
     factor = min((low, high), key=lambda each: abs(load_at(each) - load))
-    jobs = zip(instance.jobs, chunks_at(factor).tolist(), strict=True)
+    scaled = chunks_at(factor)
+    if scaled.max() > most:
+        reason = f"takes a job of more than {most:,} chunks; draw more jobs or fewer servers"
+        raise InputError(f"load {load:g} {reason}")
+    jobs = zip(instance.jobs, scaled.tolist(), strict=True)
     return replace(instance, jobs=tuple(replace(job, chunks=int(count)) for job, count in jobs))

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
+from simulator.errors import InputError
 from simulator.oasis.instance_file import to_document
 from simulator.oasis.random_instances import draw_instance
 from simulator.oasis.report import verdict
@@ -43,6 +44,11 @@ def test_a_saved_instance_gives_the_same_result(tmp_path: Path) -> None:
     drawn = summary("--seed", 5, "--load", 1, "--mixed", "--save-instances", tmp_path)
     read = summary("--seed", 5, "--instance", tmp_path / "instance-5.json")
     assert read["algorithms"]["oasis"]["utility"] == drawn["algorithms"]["oasis"]["utility"]
+
+
+def test_a_load_that_takes_more_chunks_than_a_file_may_state_is_refused() -> None:
+    with pytest.raises(InputError, match="load 1 takes a job of more than 10,000 chunks; draw more jobs"):
+        draw_instance(0, jobs=1, servers=10_000, load=1.0)
 
 
 def test_every_algorithm_reports_and_the_optimum_bounds_them() -> None:
