@@ -240,7 +240,8 @@ def write_files(folder: Path, runs: Mapping[str, list[ScenarioRun]], swept: Swep
     from simulator.vgpu.plots import NO_FONT, Labels
     from simulator.vgpu.scenario_report import write_reports
 
-    if Labels.for_this_machine().font is None:
+    labels = Labels.for_this_machine()
+    if labels.font is None:
         click.echo(NO_FONT, err=True)
-    written = write_reports(folder, runs, swept, bucket)
+    written = write_reports(folder, runs, swept, bucket, labels)
     click.echo(f"wrote {len(written)} files to {folder}; start with comparison.html", err=True)

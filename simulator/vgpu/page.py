@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, Literal
 
 from simulator.present.figures import Picture, same_together
@@ -157,7 +158,7 @@ def render_page(
     about: Rows = [[each, both[at] or both[0]] for each, both in titles.items()]
     spreads = {each: figures["confidence"] for each, figures in collected.items()}
     events: Rows = [
-        [each, *(_mean(figures["limiter_events"][gate]) for gate in GATES)]
+        [each, *(fmean(figures["limiter_events"][gate]) for gate in GATES)]
         for each, figures in collected.items()
     ]
     use: Rows = [
@@ -205,10 +206,6 @@ def render_page(
 
 def _first(collected: Collected, figures: Any) -> str:
     return next(name for name, each in collected.items() if each["confidence"] == figures)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def verdict(collected: Collected, swept: Swept, same_load: bool = True, language: str = "en") -> list[str]:

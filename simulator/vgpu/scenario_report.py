@@ -20,10 +20,9 @@ from simulator.vgpu.tick import LIMITED_BY_MORE_THAN
 
 
 def write_reports(
-    folder: Path, runs: Mapping[str, Sequence[ScenarioRun]], swept: Swept, bucket: float
+    folder: Path, runs: Mapping[str, Sequence[ScenarioRun]], swept: Swept, bucket: float, labels: Labels
 ) -> list[Path]:
     """Write all reports on the runs (scenario -> one run per seed) into the folder; return the files."""
-    labels = Labels.for_this_machine()
     summaries = {name: [summarise(run) for run in each] for name, each in runs.items()}
     collected = {name: collect(each) for name, each in summaries.items()}
     scenarios = [each[0].scenario for each in runs.values()]
