@@ -91,7 +91,12 @@ def test_an_uncounted_resource_must_fit_and_changes_no_score() -> None:
     # By CPUs x is better, 20/200 against 20/180; with the slots it is not, + 1/1 against + 1/2.
     assert glb(cluster, request, uncounted=("slots",)) == Placement("x2")
     assert glb(cluster, request) == Placement("y1")
-    assert node_score(cluster.nodes[1], demand_of(request, ("slots",)), balance=1.0) == pytest.approx(0.8)
+    # Used after it: 0.1 and 0.1 of one node, 0.02 and 0.14 of the other, which is less, but uneven.
+    even = Node("even", 0, {"cpus": 140, "memory_gb": 140, "slots": 1})
+    uneven = Node("uneven", 0, {"cpus": 700, "memory_gb": 100, "slots": 1})
+    request = Request("task", resources={"cpus": 14, "memory_gb": 14, "slots": 1})
+    assert glb(ClusterState([even, uneven]), request, uncounted=("slots",)) == Placement("even")
+    assert glb(ClusterState([even, uneven]), request) == Placement("uneven")
 
 
 def test_the_manager_selects_glb_by_name() -> None:
