@@ -112,6 +112,9 @@ class MayStartAnyTime:
     is_lease: bool = False
 
 
+Behind = FreeNow | NextPass | HeldForAhead | WouldDelay | BeyondPass | MayStartAnyTime
+
+
 @fact
 class PriceNotCovered:
     """The utility does not exceed the price on that server and so many more."""
@@ -138,6 +141,9 @@ class WaitsForEnds:
     node: str
     more: int
     within_s: float
+
+
+Waiting = PriceNotCovered | StillHeld | WaitsForEnds
 
 
 @fact
@@ -192,6 +198,9 @@ class OverGuarantee:
     asked: int
 
 
+OverQuota = OverRuntime | OverLimit | OverOwnersLimit | OverGuarantee
+
+
 # ---- verdicts and estimates ----
 
 
@@ -240,47 +249,20 @@ class NoKnownEnd:
     """No lease whose end is known frees enough."""
 
 
+Unestimated = EndUnknown | NoKnownEnd | TooFar | NotEstimated | PriceUnknown
+
 Fact = (
     RecoveryWindow
     | Misconfigured
-    | server_facts.Closure
-    | server_facts.LeftInventory
-    | server_facts.NoAddress
-    | server_facts.ClosedServer
-    | server_facts.MoreClosed
-    | server_facts.LabelsMissing
-    | server_facts.NoServer
-    | server_facts.KindMissing
-    | server_facts.TooFewGpus
-    | server_facts.AmountShort
-    | server_facts.NeverTogether
-    | server_facts.LabelUnknown
-    | server_facts.AddressesMissing
-    | server_facts.OneServerOnly
-    | server_facts.TooFewServers
-    | server_facts.NoFreeServer
-    | server_facts.MembersFree
-    | server_facts.NextServer
-    | server_facts.Unreleased
-    | FreeNow
-    | NextPass
-    | HeldForAhead
-    | WouldDelay
-    | BeyondPass
-    | MayStartAnyTime
-    | PriceNotCovered
-    | StillHeld
-    | WaitsForEnds
-    | OverRuntime
-    | OverLimit
-    | OverOwnersLimit
-    | OverGuarantee
+    | server_facts.WhyShut
+    | server_facts.Withheld
+    | server_facts.NeverFits
+    | server_facts.NotNow
+    | Behind
+    | Waiting
+    | OverQuota
     | ServerShort
-    | PriceUnknown
-    | NotEstimated
-    | TooFar
-    | EndUnknown
-    | NoKnownEnd
+    | Unestimated
 )
 
 

@@ -65,7 +65,11 @@ class NoAddress:
     """The server has no address, which each member of a gang needs."""
 
 
+WhyShut = InWindow | StartFailed | IsDrained | IsSilent | LeftInventory | NoAddress
+"""What a server says of itself against a request that fits it."""
+
 Closure = InWindow | StartFailed | IsDrained | IsSilent | WithheldGpus
+"""Why a server that could take the request is closed."""
 
 
 @fact
@@ -82,6 +86,9 @@ class MoreClosed:
     """So many more servers are closed."""
 
     count: int
+
+
+Withheld = ClosedServer | MoreClosed | WithheldGpus
 
 
 @fact
@@ -156,6 +163,10 @@ class TooFewServers:
     domain: str
 
 
+NoServerEver = NoServer | KindMissing | TooFewGpus | NeverTogether
+NeverFits = NoServerEver | LabelsMissing | LabelUnknown | AddressesMissing | OneServerOnly | TooFewServers
+
+
 @fact
 class GpusShort:
     """So many GPUs are free, or for a GPU fraction milli of one."""
@@ -224,3 +235,6 @@ class Unreleased:
 
     lease: str
     node: str
+
+
+NotNow = NoFreeServer | MembersFree | NextServer | Unreleased | AmountShort

@@ -6,52 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resource_manager.core import refusal, server_facts
 from resource_manager.core.models import MILLI_PER_GPU, Request, Spread
 from resource_manager.core.names import short
-from resource_manager.core.refusal import (
-    Ahead,
-    BeyondPass,
-    EndUnknown,
-    Fact,
-    FreeNow,
-    Grounds,
-    HeldForAhead,
-    MayStartAnyTime,
-    Misconfigured,
-    NextPass,
-    NoKnownEnd,
-    NotEstimated,
-    OverGuarantee,
-    OverLimit,
-    OverOwnersLimit,
-    OverRuntime,
-    PriceNotCovered,
-    PriceUnknown,
-    RecoveryWindow,
-    RefusalKind,
-    ServerShort,
-    StillHeld,
-    TooFar,
-    UsedBy,
-    WaitsForEnds,
-    WouldDelay,
-)
-from resource_manager.core.server_facts import (
-    AmountShort,
-    ClosedServer,
-    InWindow,
-    IsDrained,
-    IsSilent,
-    LeftInventory,
-    MembersFree,
-    MoreClosed,
-    NextServer,
-    NoAddress,
-    NoFreeServer,
-    StartFailed,
-    Unreleased,
-    WithheldGpus,
-)
+from resource_manager.core.refusal import Fact, Grounds, RefusalKind
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
 from resource_manager.manager.plurals import counted
@@ -105,7 +63,7 @@ def lock_busy(waited_s: float) -> Refusal:
 
 def no_servers() -> Refusal:
     """Return the refusal of every request while the store has no cluster."""
-    return refusal_of(Grounds(RefusalKind.MISCONFIGURED, (Misconfigured(NO_SERVERS),)))
+    return refusal_of(Grounds(RefusalKind.MISCONFIGURED, (refusal.Misconfigured(NO_SERVERS),)))
 
 
 def detail_of(why: Grounds | Fact | None) -> str:
@@ -122,63 +80,64 @@ def reasons_of(facts: Iterable[Fact], request: Request) -> list[str]:
     """Return one server's reasons against the request in words, one for each GPU that is withheld."""
     found: list[str] = []
     for fact in facts:
-        found += withheld_words(fact.gpus) if isinstance(fact, WithheldGpus) else [words_of(fact, request)]
+        if isinstance(fact, server_facts.WithheldGpus):
+            found += withheld_words(fact.gpus)
+        else:
+            found.append(words_of(fact, request))
     return found
 
 
 def words_of(fact: Fact, request: Request) -> str:
     """Return a fact about the request in words."""
     match fact:
-        case RecoveryWindow():
+        case refusal.RecoveryWindow():
             return recovery_text(fact.began_ago_s, fact.resumes_in_s, fact.clock_jump_s)
-        case Misconfigured():
+        case refusal.Misconfigured():
             return f"misconfigured: {fact.text}"
-        case InWindow() | StartFailed() | IsDrained() | IsSilent() | LeftInventory() | NoAddress():
-            return closure_words(fact)
-        case ClosedServer() | MoreClosed() | WithheldGpus():
-            return closed_words(fact, request)
-        case ServerShort():
+        case refusal.ServerShort():
             return server_short_words(fact, request)
-        case NoFreeServer() | MembersFree() | NextServer() | Unreleased() | AmountShort():
-            return not_now_words(fact, request)
-        case OverRuntime() | OverLimit() | OverOwnersLimit() | OverGuarantee():
-            return _quota(fact)
-        case EndUnknown() | NoKnownEnd() | TooFar() | NotEstimated() | PriceUnknown():
-            return _no_estimate(fact)
-        case FreeNow() | NextPass() | HeldForAhead() | WouldDelay() | BeyondPass() | MayStartAnyTime():
-            return _behind(fact, request)
-        case PriceNotCovered() | StillHeld() | WaitsForEnds():
-            return _waits(fact)
+    if isinstance(fact, server_facts.WhyShut):
+        return closure_words(fact)
+    if isinstance(fact, server_facts.Withheld):
+        return closed_words(fact, request)
+    if isinstance(fact, server_facts.NotNow):
+        return not_now_words(fact, request)
+    if isinstance(fact, refusal.OverQuota):
+        return _quota(fact)
+    if isinstance(fact, refusal.Unestimated):
+        return _no_estimate(fact)
+    if isinstance(fact, refusal.Behind):
+        return _behind(fact, request)
+    if isinstance(fact, refusal.Waiting):
+        return _waits(fact)
     return never_fits_words(fact, request)
 
 
 # ---- it fits, and may not start ----
 
 
-def _behind(
-    fact: FreeNow | NextPass | HeldForAhead | WouldDelay | BeyondPass | MayStartAnyTime, request: Request
-) -> str:
+def _behind(fact: refusal.Behind, request: Request) -> str:
     match fact:
-        case FreeNow():
+        case refusal.FreeNow():
             return _free_now(fact, request)
-        case NextPass():
+        case refusal.NextPass():
             then = AT_THE_NEXT_PASS if fact.waits else "it fits by now, ask again"
             return f"no request is ahead: {then}" if fact.first else then
-        case HeldForAhead():
+        case refusal.HeldForAhead():
             who, rule = _who(fact.ahead), f", {fact.rule}" if fact.rule else ""
             return f"reserved for {who}{rule}" if fact.reserved else f"{who} is ahead{rule}"
-        case WouldDelay():
+        case refusal.WouldDelay():
             detail = f"starting now could delay {_who(fact.ahead)}"
             state_it = ", because its runtime is unknown: state expected_runtime"
             return f"{detail}{state_it}" if fact.unknown_runtime else detail
-        case BeyondPass():
+        case refusal.BeyondPass():
             return f"nothing overtakes {_who(fact.last)}: {fact.count} wait for the same servers"
     noun = "lease " if fact.is_lease else ""
     cause = f": the runtime of {noun}{fact.endless} is unknown" if fact.endless else ""
     return f"{_who(fact.ahead)} may start at any moment{cause}, so nothing overtakes it"
 
 
-def _free_now(fact: FreeNow, request: Request) -> str:
+def _free_now(fact: refusal.FreeNow, request: Request) -> str:
     if request.nodes != 1:
         if request.spread is Spread.SERVERS:
             return f"{request.nodes} servers have {needed(request)} free"
@@ -193,7 +152,7 @@ def _free_now(fact: FreeNow, request: Request) -> str:
     return f"{fact.amount} {gpus} {'is' if fact.amount == 1 else 'are'} {where}"
 
 
-def _who(ahead: Ahead) -> str:
+def _who(ahead: refusal.Ahead) -> str:
     request = ahead.request
     needs = needed(request)
     if ahead.by_gpus:
@@ -201,15 +160,15 @@ def _who(ahead: Ahead) -> str:
     return f"{ahead.name} (position {ahead.position}, needs {needs})"
 
 
-def _waits(fact: PriceNotCovered | StillHeld | WaitsForEnds) -> str:
+def _waits(fact: refusal.Waiting) -> str:
     match fact:
-        case PriceNotCovered():
+        case refusal.PriceNotCovered():
             more = f" and {fact.more} more" if fact.more else ""
             return (
                 f"utility {fact.utility:g} does not exceed the price {fact.price:g} on "
                 f"{short(fact.node)}{more}"
             )
-        case StillHeld():
+        case refusal.StillHeld():
             return (
                 f"{fact.lease} on {short(fact.node)} is still held after its preemption: "
                 "release it once its job is known to be gone"
@@ -221,21 +180,21 @@ def _waits(fact: PriceNotCovered | StillHeld | WaitsForEnds) -> str:
     )
 
 
-def _no_estimate(fact: EndUnknown | NoKnownEnd | TooFar | NotEstimated | PriceUnknown) -> str:
+def _no_estimate(fact: refusal.Unestimated) -> str:
     match fact:
-        case EndUnknown():
+        case refusal.EndUnknown():
             others = f" and {fact.more} more" if fact.more else ""
             return (
                 f"the end of {fact.lease}{others} is unknown; "
                 "state runtimes: expected_runtime, --expected-runtime"
             )
-        case NoKnownEnd():
+        case refusal.NoKnownEnd():
             return "no lease whose end is known frees enough capacity for it"
-        case TooFar():
+        case refusal.TooFar():
             return f"more than {fact.ends} leases end before it"
-        case NotEstimated(soon=True):
+        case refusal.NotEstimated(soon=True):
             return "not estimated yet: the queue is long, ask again in 10 seconds"
-        case NotEstimated():
+        case refusal.NotEstimated():
             return "not estimated: the queue is too long for it"
     return "it is unknown when its utility will exceed its price"
 
@@ -243,18 +202,18 @@ def _no_estimate(fact: EndUnknown | NoKnownEnd | TooFar | NotEstimated | PriceUn
 # ---- teams ----
 
 
-def _quota(fact: OverRuntime | OverLimit | OverOwnersLimit | OverGuarantee) -> str:
+def _quota(fact: refusal.OverQuota) -> str:
     who = team_words(fact.team)
     match fact:
-        case OverRuntime():
+        case refusal.OverRuntime():
             most, stated = fact.most_s / 3600, fact.stated_s / 3600
             return f"{who} may run jobs of at most {most:g} h (max_runtime); expected_runtime is {stated:g} h"
-        case OverLimit():
+        case refusal.OverLimit():
             return (
                 f"{who} may hold {gpus(fact.limit)} (limit) and holds {number(fact.held)}: "
                 f"{_exceed(fact.asked)} it; used by {_users(fact)}"
             )
-        case OverOwnersLimit():
+        case refusal.OverOwnersLimit():
             owner = short(fact.owner) if fact.owner else "an owner without a name"
             return (
                 f"{owner} may hold {counted(fact.most, 'GPU')} of {who} (max_gpus_per_owner) "
@@ -273,12 +232,12 @@ def _exceed(amount: int, which: str = "") -> str:
     return f"{number(amount)} more{which} {'exceeds' if amount <= MILLI_PER_GPU else 'exceed'}"
 
 
-def _users(fact: OverLimit) -> str:
+def _users(fact: refusal.OverLimit) -> str:
     def called(name: str) -> str:
         match fact.used_by:
-            case UsedBy.TEAMS:
+            case refusal.UsedBy.TEAMS:
                 return team_words(name)
-            case UsedBy.OWNERS:
+            case refusal.UsedBy.OWNERS:
                 return short(name) if name else "no owner"
         return name
 

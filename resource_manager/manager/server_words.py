@@ -36,14 +36,7 @@ MAX_REASON = 240
 """Maximum length of why a server is closed to one request, with its times."""
 
 
-def closure_words(
-    fact: facts.InWindow
-    | facts.StartFailed
-    | facts.IsDrained
-    | facts.IsSilent
-    | facts.LeftInventory
-    | facts.NoAddress,
-) -> str:
+def closure_words(fact: facts.WhyShut) -> str:
     match fact:
         case facts.InWindow():
             why = f": {fact.reason}" if fact.reason else ""
@@ -70,7 +63,7 @@ def silence_of(state: NodeState) -> str:
     return "" if state.silent is None else _silent(facts.IsSilent(state.silent.since))
 
 
-def closed_words(fact: facts.ClosedServer | facts.MoreClosed | facts.WithheldGpus, request: Request) -> str:
+def closed_words(fact: facts.Withheld, request: Request) -> str:
     if isinstance(fact, facts.MoreClosed):
         return f"{fact.count} more are closed"
     if isinstance(fact, facts.WithheldGpus):
@@ -100,18 +93,7 @@ def withheld_words(gpus: Iterable[facts.WithheldGpu]) -> list[str]:
     return found if len(found) <= MAX_SHOWN else [*found[:MAX_SHOWN], f"{len(found) - MAX_SHOWN} more"]
 
 
-def never_fits_words(
-    fact: facts.LabelsMissing
-    | facts.NoServer
-    | facts.KindMissing
-    | facts.TooFewGpus
-    | facts.NeverTogether
-    | facts.LabelUnknown
-    | facts.AddressesMissing
-    | facts.OneServerOnly
-    | facts.TooFewServers,
-    request: Request,
-) -> str:
+def never_fits_words(fact: facts.NeverFits, request: Request) -> str:
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
         case facts.LabelsMissing():
@@ -146,9 +128,7 @@ def never_fits_words(
     return among_labelled(request) + _no_server_ever(fact, request)
 
 
-def _no_server_ever(
-    fact: facts.NoServer | facts.KindMissing | facts.TooFewGpus | facts.NeverTogether, request: Request
-) -> str:
+def _no_server_ever(fact: facts.NoServerEver, request: Request) -> str:
     required = request.required_node
     who = "no server could ever" if required is None else f"{short(required)} could never"
     match fact:
@@ -192,10 +172,7 @@ def _types_instead(types: Sequence[str], request: Request) -> str:
     return f": the nearest is {one_of(map(short, near))}"
 
 
-def not_now_words(
-    fact: facts.NoFreeServer | facts.MembersFree | facts.NextServer | facts.Unreleased | facts.AmountShort,
-    request: Request,
-) -> str:
+def not_now_words(fact: facts.NotNow, request: Request) -> str:
     match fact:
         case facts.NoFreeServer():
             return among_labelled(request) + _no_free_server(fact.lack, request)
