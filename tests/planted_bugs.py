@@ -66,7 +66,6 @@ SQL = {
     "storage/sql/store": Scope(DATABASE),
     "storage/sql/views": Scope("storage/sql/test_views"),
     "storage/sql/whole_state": Scope(f"{DATABASE} storage/test_backup"),
-    "storage/sql/witnesses": Scope(DATABASE),
 }
 
 

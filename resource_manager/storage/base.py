@@ -19,7 +19,6 @@ from resource_manager.storage.jobs import JobRow, JobStore
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import ReportStore
-from resource_manager.storage.witnesses import Witnesses
 
 logger = logging.getLogger(__name__)
 
@@ -151,15 +150,11 @@ class Store(Protocol):
 
     @property
     def reports(self) -> ReportStore:
-        """The last reports of servers, kept beside the state."""
+        """The last reports of servers and sightings of the clock, kept beside the state."""
 
     @property
     def jobs(self) -> JobStore:
         """The jobs of requests and their results, kept beside the state."""
-
-    @property
-    def witnesses(self) -> Witnesses:
-        """The machines that watch the store's clock, kept beside the state."""
 
     @property
     def clock(self) -> ServerClock | None:

@@ -27,7 +27,6 @@ from resource_manager.storage.jobs import JobRow, MemoryJobs
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
-from resource_manager.storage.witnesses import MemoryWitnesses
 
 
 def steady_clock() -> Callable[[], float]:
@@ -57,7 +56,6 @@ class MemoryStore:
         self.closed = ""
         self.incarnation = ""
         self.clock = None
-        self.witnesses = MemoryWitnesses()
         self._suspension = NO_SUSPENSION
         self._suspended_at = -math.inf
         self._once: dict[str, dict[str, tuple[float, str]]] = {}

@@ -1,10 +1,13 @@
-"""Reports of servers, kept beside the state for those who look: the last one of each, for a limited time."""
+"""Reports of servers and sightings of the store's clock, kept beside the state for a limited time."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from resource_manager.storage.clock import Reading
 
 if TYPE_CHECKING:
     from resource_manager.storage.redis.client import RedisClient
@@ -13,11 +16,40 @@ if TYPE_CHECKING:
 RECORD_TTL_S = 7 * 24 * 3600.0
 """Time for which the record of a silent server's reports is kept: an older report is refused that long."""
 
+SIGHTING_TTL_S = 24 * 3600.0
+"""Time for which the sighting of a machine that is not heard of any more is kept, at least."""
+
+
+class Sighting(NamedTuple):
+    """What one machine saw of the store's clock: when it last watched, the last jump, and the last reading.
+
+    Times are by the store's clock as it was then; `jumped_at` is 0 where there was no jump. By the reading a
+    process that is started later sees that the clock jumped.
+    """
+
+    seen_at: float
+    jump_s: float = 0.0
+    jumped_at: float = 0.0
+    reading: Reading = Reading()
+
+    @property
+    def told_at(self) -> float:
+        return max(self.seen_at, self.reading.at + self.reading.ahead_s)
+
+    def to_json(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Sighting:
+        seen_at, jump_s, jumped_at, *reading = json.loads(text)
+        return cls(seen_at, jump_s, jumped_at, *(Reading(*each) for each in reading))
+
 
 class ReportStore(Protocol):
     """Last report of each server with a time to live, and a short record of its reports that outlives it.
 
-    Both are JSON that only the receiver of the reports writes and reads. Thread-safe; every method may raise
+    Both are JSON that only the receiver of the reports writes and reads. Beside them stands what each machine
+    whose processes watch the store's clock last saw of it. Thread-safe; every method may raise
     `StoreUnavailableError`.
     """
 
@@ -30,6 +62,12 @@ class ReportStore(Protocol):
     def records(self, servers: Iterable[str]) -> dict[str, bytes]:
         """Return the records of those of the servers that have one."""
 
+    def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
+        """Keep it in the place of the last one of the machine with that boot id."""
+
+    def sightings(self) -> dict[str, Sighting]:
+        """Return those that are kept, by boot id."""
+
 
 class MemoryReports:
     """`ReportStore` in this process."""
@@ -38,6 +76,7 @@ class MemoryReports:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], tuple[float, bytes]] = {}
+        self._sightings: dict[str, Sighting] = {}
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
         now = self._clock()
@@ -57,15 +96,22 @@ class MemoryReports:
             found = {server: self._kept[kind, server] for server in servers if (kind, server) in self._kept}
         return {server: value for server, (until, value) in found.items() if until > now}
 
+    def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
+        self._sightings[boot_id] = sighting
+
+    def sightings(self) -> dict[str, Sighting]:
+        return dict(self._sightings)
+
 
 class RedisReports:
-    """`ReportStore` in Redis: two keys for each server."""
+    """`ReportStore` in Redis: two keys for each server, and a hash of the sightings."""
 
     def __init__(self, client: RedisClient) -> None:
         from resource_manager.storage.redis.client import load_script  # loads the driver
 
         self._client = client
         self._put = load_script("put_report")
+        self._sightings_key = client.key("witnesses")
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
         keys = (self._key("report", server), self._key("report-record", server))
@@ -85,6 +131,20 @@ class RedisReports:
         with self._client.reporting():
             [found] = self._client.ask(("MGET", *(self._key(kind, name) for name in names)))
         return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+    def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
+        oldest = sighting.told_at - SIGHTING_TTL_S
+        others = self.sightings().items()
+        gone = [name for name, other in others if other.told_at < oldest and name != boot_id]
+        with self._client.reporting():
+            self._client.ask(
+                ("HSET", self._sightings_key, boot_id, sighting.to_json()),
+                *([("HDEL", self._sightings_key, *gone)] if gone else []),
+            )
+
+    def sightings(self) -> dict[str, Sighting]:
+        found = self._client.hash_of(self._sightings_key)
+        return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in found.items()}
 
     def _key(self, kind: str, server: str) -> str:
         return self._client.key(f"{kind}:{server}")

@@ -68,7 +68,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
-from resource_manager.storage.witnesses import Sighting
+from resource_manager.storage.reports import Sighting
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore, TakeDump
 from tests.storage.walk import Walk, add, first_state, granted, servers, started
@@ -1019,13 +1019,13 @@ def test_a_jump_is_stored_once_and_its_opposite_again(open_client: OpenStore) ->
 def test_each_machine_is_known_by_what_it_saw_last(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     started(store)
-    assert store.witnesses.all() == {}
+    assert store.reports.sightings() == {}
     now = store.now()
-    store.witnesses.put("a", Sighting(now))
-    other.witnesses.put("b", Sighting(now + 1))
+    store.reports.put_sighting("a", Sighting(now))
+    other.reports.put_sighting("b", Sighting(now + 1))
     last = Sighting(now + 2, -3600.0, now + 2, Reading(5.0, now, 0.1))
-    other.witnesses.put("a", last)
-    assert store.witnesses.all() == {"a": last, "b": Sighting(now + 1)}
+    other.reports.put_sighting("a", last)
+    assert store.reports.sightings() == {"a": last, "b": Sighting(now + 1)}
 
 
 # ---- idempotency keys ----

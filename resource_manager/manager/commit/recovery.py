@@ -18,7 +18,7 @@ from resource_manager.core.refusal import RecoveryWindow
 from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
 from resource_manager.storage.clock import JUMP_S, ClockJump, ServerClock, boot_id, since_boot
-from resource_manager.storage.witnesses import Sighting
+from resource_manager.storage.reports import Sighting
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Recovery:
 
         Where that process is dead or stopped, none else knows what the clock was before.
         """
-        last = self._store.witnesses.all().get(self.boot_id, UNSEEN)
+        last = self._store.reports.sightings().get(self.boot_id, UNSEEN)
         reading = clock.reading
         jump = reading.jump_since(last.reading)
         if jump is None and reading.at - last.reading.at > TELL_EVERY_S:
@@ -150,9 +150,9 @@ class Recovery:
     def _tell(self, jump: ClockJump, now: float, clock: ServerClock) -> None:
         """Store the window for all if another machine saw the jump, or none else watches."""
         try:
-            witnesses = self._store.witnesses
-            witnesses.put(self.boot_id, self._sighting(now, clock))
-            others = [other for name, other in witnesses.all().items() if name != self.boot_id]
+            reports = self._store.reports
+            reports.put_sighting(self.boot_id, self._sighting(now, clock))
+            others = [other for name, other in reports.sightings().items() if name != self.boot_id]
             is_seen = any(jump.is_known(other.jump_s, other.jumped_at) for other in others)
             if is_seen or not any(_is_watching(other, jump, now) for other in others):
                 suspension, is_begun = self._store.suspend(jump)
@@ -168,7 +168,7 @@ class Recovery:
 
     def _put(self, sighting: Sighting) -> None:
         try:
-            self._store.witnesses.put(self.boot_id, sighting)
+            self._store.reports.put_sighting(self.boot_id, sighting)
         except StoreError as error:
             logger.warning("not told that this machine watches the store's clock: %s", error)
 

@@ -32,7 +32,6 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
-from resource_manager.storage.witnesses import RedisWitnesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +78,6 @@ class VariableStore:
         self.closed = ""
         self.suspension = NO_SUSPENSION
         self.reports = RedisReports(client)
-        self.witnesses = RedisWitnesses(client)
         self.jobs = VariableJobs(access, variable, self.now)
 
     def now(self) -> float:

@@ -36,7 +36,6 @@ from resource_manager.storage.redis.lease_layout import counters_after
 from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
 from resource_manager.storage.redis.script_answers import known_entries, refuse, suspension_in
 from resource_manager.storage.reports import RedisReports
-from resource_manager.storage.witnesses import RedisWitnesses
 
 PARTS = (
     "meta",
@@ -87,7 +86,6 @@ class RedisStore:
         self.incarnation = ""
         self.reports = RedisReports(client)
         self.jobs = RedisJobs(client)
-        self.witnesses = RedisWitnesses(client)
         self._inventory = layout.Inventory()
         self._lineage = Lineage()
         self.clock = ServerClock(client.time)

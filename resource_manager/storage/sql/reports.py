@@ -1,10 +1,10 @@
-"""Reports of servers in the table `report`: two rows for each server."""
+"""What machines report, in the table `report`: two rows for each server, and one for each sighting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resource_manager.storage.reports import RECORD_TTL_S
+from resource_manager.storage.reports import RECORD_TTL_S, SIGHTING_TTL_S, Sighting
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
@@ -46,3 +46,15 @@ class SqlReports:
 
         servers = list(servers)
         return self._database.run(work) if servers else {}
+
+    def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
+        key, body = {"kind": "clock", "server": boot_id}, sighting.to_json()
+        self._database.write(
+            lambda connection: self._database.put(connection, "report", key, SIGHTING_TTL_S, body=body)
+        )
+
+    def sightings(self) -> dict[str, Sighting]:
+        rows = self._database.rows(
+            "SELECT server, body FROM {report} WHERE namespace = :namespace AND kind = 'clock'"
+        )
+        return {boot_id: Sighting.from_json(body) for boot_id, body in rows}

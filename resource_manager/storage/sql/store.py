@@ -41,7 +41,6 @@ from resource_manager.storage.sql.state_row import (
 )
 from resource_manager.storage.sql.tables import MAX_REASON
 from resource_manager.storage.sql.whole_state import WholeState
-from resource_manager.storage.sql.witnesses import SqlWitnesses
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,6 @@ class SqlStore:
         self.closed = ""
         self.reports = SqlReports(database)
         self.jobs = SqlJobs(database)
-        self.witnesses = SqlWitnesses(database)
         self._lineage = Lineage()
         self._is_untidy = False
         self._snapshot_every = snapshot_every

@@ -20,10 +20,10 @@ from resource_manager.manager.commit import recovery
 from resource_manager.storage import Store
 from resource_manager.storage.clock import ClockJump, Reading
 from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.storage.reports import Sighting
 from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.store import SqlStore
-from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.shifted_clock import ShiftedClock, time_shifted_by
@@ -214,9 +214,9 @@ def test_a_thread_that_read_the_clock_before_another_learnt_of_the_jump_dates_it
     now = 1_000.0
     jump = ClockJump(HOUR_S, now + HOUR_S - 10)
     sightings = {"b": Sighting(now)}
-    witnesses = SimpleNamespace(put=sightings.__setitem__, all=lambda: sightings)
+    reports = SimpleNamespace(put_sighting=sightings.__setitem__, sightings=lambda: sightings)
     clock = SimpleNamespace(jump=jump, reading=Reading(10.0))
-    store = SimpleNamespace(now=lambda: now + HOUR_S, witnesses=witnesses, clock=clock)
+    store = SimpleNamespace(now=lambda: now + HOUR_S, reports=reports, clock=clock)
     seen = recovery.Recovery(cast(Store, store))
     assert seen.note_jump(ClusterState(default_inventory()), now) is jump
     told = sightings[seen.boot_id]

@@ -24,7 +24,7 @@ from resource_manager.storage.redis.client import (
     blocking_read,
 )
 from resource_manager.storage.redis.store import RedisStore
-from resource_manager.storage.witnesses import Sighting
+from resource_manager.storage.reports import Sighting
 from tests.builders import nodes
 from tests.redis_server import RedisServer
 
@@ -127,9 +127,9 @@ def test_a_process_of_one_thread_has_one_connection(own_redis: RedisServer) -> N
     with closing(RedisStore(RedisClient.from_url(own_redis.url))) as store, own_redis.client() as operator:
         store.initialise(ClusterState(nodes("abc")).snapshot())
         store.refresh(None)
-        store.witnesses.put("this machine", Sighting(store.now()))
+        store.reports.put_sighting("this machine", Sighting(store.now()))
         store.reports.put("a", b"report", b"record", 60)
-        assert store.witnesses.all().keys() == {"this machine"}
+        assert store.reports.sightings().keys() == {"this machine"}
         assert store.reports.reports(["a"]) == {"a": b"report"}
         assert len(operator.client_list()) == 2  # with the operator's
 

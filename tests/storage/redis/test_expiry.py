@@ -16,8 +16,7 @@ from resource_manager.storage.jobs import LIVE_S, JobRow
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import RedisStore
-from resource_manager.storage.reports import RECORD_TTL_S
-from resource_manager.storage.witnesses import Sighting
+from resource_manager.storage.reports import RECORD_TTL_S, Sighting
 from tests.redis_server import RedisServer
 from tests.storage.walk import granted, started
 
@@ -81,7 +80,7 @@ def test_the_names_of_keys_that_are_gone_go_with_the_next_key(embedded_redis: Re
 def test_a_machine_that_is_not_heard_of_for_a_day_is_forgotten(embedded_redis: RedisServer) -> None:
     with closing(RedisStore(RedisClient.from_url(embedded_redis.fresh_url()))) as store:
         now = store.now()
-        store.witnesses.put("long gone", Sighting(now - 90_000))
-        store.witnesses.put("was short", Sighting(0.0, reading=Reading(5.0, now - 5.0)))
-        store.witnesses.put("this", Sighting(now))
-        assert store.witnesses.all().keys() == {"was short", "this"}
+        store.reports.put_sighting("long gone", Sighting(now - 90_000))
+        store.reports.put_sighting("was short", Sighting(0.0, reading=Reading(5.0, now - 5.0)))
+        store.reports.put_sighting("this", Sighting(now))
+        assert store.reports.sightings().keys() == {"was short", "this"}

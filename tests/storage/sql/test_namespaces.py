@@ -18,10 +18,10 @@ from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import MAX_KEYS, Once
+from resource_manager.storage.reports import Sighting
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.idempotency_keys import SqlKeys
 from resource_manager.storage.sql.store import SqlStore
-from resource_manager.storage.witnesses import Sighting
 from tests.storage.test_contract import fresh
 from tests.storage.walk import first_state, granted, started
 
@@ -50,7 +50,7 @@ def fill(store: Store, amount: int) -> None:
     cluster = started(store)
     for n in range(amount):
         add(store, amount, once=[(Once("ada", "key", "f"), str(amount))] if n == 0 else [])
-    store.witnesses.put("boot", Sighting(float(amount)))
+    store.reports.put_sighting("boot", Sighting(float(amount)))
     store.reports.put("gpu-a", b"%d" % amount, b"%d" % -amount, 600.0)
     store.jobs.write([JobRow(name, "me", f"text {amount}", 600.0) for name in NAMES[:amount]])
     tokens, sessions = of_service(store)
@@ -88,7 +88,7 @@ def contents(store: Store) -> list[object]:
         store.closed,
         store.suspension,
         store.recall(ONCE),
-        store.witnesses.all(),
+        store.reports.sightings(),
         store.reports.reports(["gpu-a"]),
         store.reports.records(["gpu-a"]),
         store.jobs.texts([*NAMES, "c" * 32]),
@@ -132,7 +132,7 @@ DEEDS: dict[str, Callable[[Store], object]] = {
     "a use": lambda store: of_service(store)[0].note_use(NAMES[0], 9.0),
     "a session": lambda store: of_service(store)[1].begin(NAMES[0], "s3"),
     "the end of a session": lambda store: of_service(store)[1].end(NAMES[0], "s1"),
-    "a witness": lambda store: store.witnesses.put("boot", Sighting(9.0)),
+    "a witness": lambda store: store.reports.put_sighting("boot", Sighting(9.0)),
     "a job": lambda store: store.jobs.write(
         [JobRow(NAMES[0], "me", "new", 600.0), JobRow(NAMES[1], "", "", 0.0)]
     ),
