@@ -26,10 +26,8 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once, digest
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit
-from resource_manager.storage.sql.idempotency_keys import SqlKeys
-from resource_manager.storage.sql.jobs import SqlJobs
+from resource_manager.storage.sql.expiring_rows import SqlJobs, SqlKeys, SqlReports
 from resource_manager.storage.sql.lock import SqlLock, heir_in
-from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
 from resource_manager.storage.sql.state_row import (
     CHANGES,

@@ -14,7 +14,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.once import Once
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
-from resource_manager.storage.sql.idempotency_keys import SqlKeys
+from resource_manager.storage.sql.expiring_rows import SqlKeys
 from resource_manager.storage.sql.lock import make_room
 from resource_manager.storage.sql.snapshots import Snapshots
 from resource_manager.storage.sql.state_row import JUMP, StateRow, new_commit_id, state_row

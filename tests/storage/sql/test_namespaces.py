@@ -20,7 +20,7 @@ from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import MAX_KEYS, Once
 from resource_manager.storage.reports import Sighting
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.idempotency_keys import SqlKeys
+from resource_manager.storage.sql.expiring_rows import SqlKeys
 from resource_manager.storage.sql.store import SqlStore
 from tests.storage.test_contract import fresh
 from tests.storage.walk import first_state, granted, started

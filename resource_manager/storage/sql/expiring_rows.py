@@ -1,0 +1,154 @@
+"""Rows that expire: idempotency keys with their answers, jobs and their results, reports and sightings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+from resource_manager.errors import KeysFullError
+from resource_manager.storage.jobs import JobRow
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, digest
+from resource_manager.storage.reports import RECORD_TTL_S, SIGHTING_TTL_S, Sighting
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
+
+COUNT_KEYS_S = 60.0
+"""Time between two counts of the idempotency keys of one caller."""
+
+NAMES_AT_ONCE = 200
+
+
+class SqlKeys:
+    """The idempotency keys of a namespace, each with the answer of the commit that was made under it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._full: dict[str, tuple[float, bool]] = {}
+
+    def recall(self, once: Once) -> str | None:
+        kept = self._database.run(lambda connection: self.answer_to(connection, once))
+        if kept is None and self._has_all(once.caller):
+            raise KeysFullError(MAX_KEYS)
+        return None if kept is None else once.reference_in(kept)
+
+    def answer_to(self, connection: Connection, key: Once) -> str | None:
+        row = self._database.execute(
+            connection,
+            "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
+            "AND expires_at > {now}",
+            caller=key.caller,
+            name=key.key,
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def _has_all(self, caller: str) -> bool:
+        """Return whether the caller had `MAX_KEYS` when they were counted, at most `COUNT_KEYS_S` ago."""
+        counted_at, is_full = self._full.get(caller, (-math.inf, False))
+        if time.monotonic() - counted_at > COUNT_KEYS_S:
+            [row] = self._database.rows(
+                "SELECT count(*) FROM {once} WHERE namespace = :namespace AND caller = :caller "
+                "AND expires_at > {now}",
+                caller=caller,
+            )
+            is_full = int(row[0]) >= MAX_KEYS
+            self._full[caller] = time.monotonic(), is_full
+        return is_full
+
+    def keep(self, connection: Connection, key: Once, reference: str) -> None:
+        names = {"caller": key.caller, "name": key.key}
+        self._database.put(connection, "once", names, KEEP_S, answer=key.stored(reference))
+
+
+class SqlJobs:
+    """`JobStore` in the table `job`, which commits write."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def texts(self, names: Iterable[str]) -> dict[str, str]:
+        asked = list(names)
+
+        def work(connection: Connection) -> dict[str, str]:
+            found: dict[str, str] = {}
+            for start in range(0, len(asked), NAMES_AT_ONCE):
+                names = {f"name_{n}": name for n, name in enumerate(asked[start : start + NAMES_AT_ONCE])}
+                rows = self._database.execute(
+                    connection,
+                    "SELECT name, body FROM {job} WHERE namespace = :namespace "
+                    f"AND name IN ({', '.join(f':{name}' for name in names)}) "
+                    "AND expires_at > {now} AND body <> ''",
+                    **names,
+                )
+                found.update(rows.fetchall())
+            return found
+
+        return self._database.run(work) if asked else {}
+
+    def write(self, rows: Sequence[JobRow]) -> None:
+        def work(connection: Connection) -> None:
+            for row in rows:
+                key, caller = {"name": row.name}, digest(row.caller)
+                self._database.put(connection, "job", key, row.keep_s, caller=caller, body=row.text)
+
+        self._database.write(work)
+
+    def bytes_of(self, caller: str) -> int:
+        row = self._database.row(
+            "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM {job} WHERE namespace = :namespace "
+            "AND caller = :caller AND expires_at > {now}",
+            caller=digest(caller),
+        )
+        assert row is not None
+        return int(row[0])
+
+
+class SqlReports:
+    """`ReportStore` in the table `report`: two rows for each server, and one for each sighting."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
+        def work(connection: Connection) -> None:
+            for kind, body, keep_s in (("report", report, ttl_s), ("record", record, RECORD_TTL_S)):
+                key = {"kind": kind, "server": server}
+                self._database.put(connection, "report", key, keep_s, body=body.decode())
+
+        self._database.write(work)
+
+    def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
+        return self._live("report", servers)
+
+    def records(self, servers: Iterable[str]) -> dict[str, bytes]:
+        return self._live("record", servers)
+
+    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
+        def work(connection: Connection) -> dict[str, bytes]:
+            found: dict[str, bytes] = {}
+            for server in servers:
+                row = self._database.execute(
+                    connection,
+                    "SELECT body FROM {report} WHERE namespace = :namespace AND kind = :kind "
+                    "AND server = :server AND expires_at > {now}",
+                    kind=kind,
+                    server=server,
+                ).fetchone()
+                if row is not None:
+                    found[server] = row[0].encode()
+            return found
+
+        servers = list(servers)
+        return self._database.run(work) if servers else {}
+
+    def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
+        key, body = {"kind": "clock", "server": boot_id}, sighting.to_json()
+        self._database.write(
+            lambda connection: self._database.put(connection, "report", key, SIGHTING_TTL_S, body=body)
+        )
+
+    def sightings(self) -> dict[str, Sighting]:
+        rows = self._database.rows(
+            "SELECT server, body FROM {report} WHERE namespace = :namespace AND kind = 'clock'"
+        )
+        return {boot_id: Sighting.from_json(body) for boot_id, body in rows}
