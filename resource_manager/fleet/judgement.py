@@ -11,13 +11,13 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import NodeState
+from resource_manager.core.search import is_searchable, searched, without_lease
 from resource_manager.fleet.health import health_table
 from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_releases, sample_gpus, sample_leases
 from resource_manager.fleet.records import Record
-from resource_manager.fleet.search_answers import opened_by
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
-from resource_manager.fleet.transitions import Rules, clean_gpus, tells_nothing, transitions
+from resource_manager.fleet.transitions import Rules, clean_gpus, is_of, tells_nothing, transitions
 from resource_manager.scheduling import lease_steps
 
 DEFAULT_INTERVAL_S = 10.0
@@ -74,7 +74,7 @@ def judge(
     fresh = {name: other.leases for name, other in elsewhere.items() if other.tells_of(now)}
     sightings = {name: other.jobs for name, other in elsewhere.items()}
     changes = [
-        *opened_by(state, report, cluster.settings, now),
+        *_searched_by(state, report, cluster.settings, now),
         *(_with_use(change, known.leases) for change in outcome.changes),
         *_ends(leases_gone(cluster, report, {**sightings, report.server: jobs}), cluster, now),
     ]
@@ -91,6 +91,26 @@ def cleaned(cluster: ClusterState, report: Report, record: Record, now: float) -
     """
     changes = clean_gpus(cluster, report, rules_of(cluster.settings), now)
     return [_with_use(change, record.leases) for change in changes]
+
+
+def _searched_by(state: NodeState, report: Report, settings: ClusterSettings, now: float) -> Iterator[Change]:
+    """Yield what the report changes of a server that waits for its search; it opens if all jobs are known."""
+    if state.drained is not None and is_searchable(state.drained, settings, now):
+        is_complete = report.jobs is not None and report.jobs.complete
+        yield from searched(state.drained, _unknown_jobs(state, report), now, is_complete=is_complete)
+
+
+def _unknown_jobs(state: NodeState, report: Report) -> set[str]:
+    """Return the jobs and processes with the mark of a lease that the server does not have in the state."""
+    known = {(lease.lease_id, lease.fencing_token) for lease in state.leases.values()}
+    known |= {(ended.lease_id, ended.fencing_token) for ended in state.cleaning.values()}
+    found = without_lease(state, [] if report.jobs is None else report.jobs.keys)
+    for gpu in report.gpus:
+        for process in gpu.processes or ():
+            is_marked = process.job is not None or process.lease_id is not None
+            if is_marked and not any(is_of(process, *lease) for lease in known):
+                found.add(process.job or process.lease_id or "")
+    return found
 
 
 def _first(report: Report, now: float) -> Record:

@@ -1,4 +1,4 @@
-"""Use of the GPUs: what the servers last reported, beside the leases."""
+"""Use of the GPUs: what the servers last reported and measured, beside the leases."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from resource_manager.manager.queries import Queries
 from resource_manager.manager.serializers import walls_in_words
 from resource_manager.manager.server_views import closed_because, server_state
 from resource_manager.manager.use_results import GpuUse, ServerUse
+from resource_manager.scheduling.accounting.gpu_hours import Measure, measure_of
 from resource_manager.storage.base import Store
 
 NOTICE_S = 300.0
@@ -76,6 +77,20 @@ def use_of(manager: Queries, servers: Sequence[str] | None = None) -> list[Serve
         return [server_use(state, kept.get(state.name), table, now, idle) for state in states]
 
     return manager.read(view)
+
+
+def measures_of(manager: Queries) -> Mapping[int, Measure]:
+    """Return what the servers measured so far of the leases that they run, by fencing token.
+
+    What they measured of those that have ended is in the history.
+    """
+    servers = manager.read(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
+    found: dict[int, list[tuple[float, float | None]]] = {}
+    for record in records_of(manager.store, servers).values() if servers else ():
+        for token, use in record.leases.items():
+            if use.busy is not None:
+                found.setdefault(token, []).append((use.busy, use.energy_kwh))
+    return {token: measure_of(parts) for token, parts in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

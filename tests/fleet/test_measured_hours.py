@@ -8,9 +8,9 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
-from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.fleet.server_use import measures_of
 from resource_manager.storage.memory import MemoryStore
 from tests.agent.reporting import as_text, gpu, process, report, server
 from tests.builders import Clock

@@ -7,8 +7,7 @@ from typing import TypeVar, cast
 import flask
 
 from resource_manager.errors import NO_LEASE
-from resource_manager.fleet.measured_hours import measures_of
-from resource_manager.fleet.server_use import use_of
+from resource_manager.fleet.server_use import measures_of, use_of
 from resource_manager.manager import results
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.use_results import ServerUse

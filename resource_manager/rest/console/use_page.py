@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import gmtime, strftime
 from typing import Any
 
-from resource_manager.fleet.measured_hours import measures_of
+from resource_manager.fleet.server_use import measures_of
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
