@@ -9,18 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
-from resource_manager.core.changes import (
-    Change,
-    Granted,
-    InventoryChanged,
-    JobPlaced,
-    MaintenanceChanged,
-    MembersReleased,
-    Preempting,
-    Queued,
-    Released,
-    Renewed,
-)
+from resource_manager.core import changes as kinds
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind
@@ -43,7 +33,7 @@ def of_grants(
 
     def tokens(changes: Sequence[Change], cluster: ClusterState, now: float) -> dict[str, int]:
         asked = {request.lease_id for request in requests}
-        leases = (change.lease for change in changes if isinstance(change, Granted))
+        leases = (change.lease for change in changes if isinstance(change, kinds.Granted))
         return {lease.lease_id: lease.fencing_token for lease in leases if lease.lease_id in asked}
 
     def answer(
@@ -67,9 +57,9 @@ def of_submission(once: Once | None, lease_id: str, reader: Reader[T]) -> Repeat
     def origin(changes: Sequence[Change], cluster: ClusterState, now: float) -> list[float]:
         """Return the fencing token of a grant at once, else when the request was queued: its lease has it."""
         for change in changes:
-            if isinstance(change, Queued) and change.request.lease_id == lease_id:
+            if isinstance(change, kinds.Queued) and change.request.lease_id == lease_id:
                 return [0, change.queued_at]
-            if isinstance(change, Granted) and change.lease.lease_id == lease_id:
+            if isinstance(change, kinds.Granted) and change.lease.lease_id == lease_id:
                 return [change.lease.fencing_token]
         return []
 
@@ -88,8 +78,8 @@ def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatab
     """Repeat with the lease as it is, or `AlreadyDoneError` if it has ended."""
 
     def token(changes: Sequence[Change], cluster: ClusterState, now: float) -> int:
-        kinds = Renewed | Preempting | JobPlaced
-        return next(change.fencing_token for change in changes if isinstance(change, kinds))
+        of_lease = kinds.Renewed | kinds.Preempting | kinds.JobPlaced
+        return next(change.fencing_token for change in changes if isinstance(change, of_lease))
 
     def answer(cluster: ClusterState, now: float, fencing_token: int) -> T:
         return view(cluster, _live(cluster, lease_id, fencing_token))
@@ -106,7 +96,7 @@ def of_release(once: Once | None) -> Repeatable[bool] | None:
     """Repeat with whether the lease, or members of it, ended; else it was quarantined."""
 
     def is_over(changes: Sequence[Change], cluster: ClusterState, now: float) -> bool:
-        return any(isinstance(change, Released | MembersReleased) for change in changes)
+        return any(isinstance(change, kinds.Released | kinds.MembersReleased) for change in changes)
 
     return Repeatable(once, is_over, lambda cluster, now, reference: bool(reference)) if once else None
 
@@ -115,7 +105,7 @@ def of_answer(once: Once | None, reader: Reader[T]) -> Repeatable[T] | None:
     """Repeat with what the reader answers right after the changes: values of JSON."""
 
     def answer_after(changes: Sequence[Change], cluster: ClusterState, now: float) -> T:
-        is_inventory = any(isinstance(change, InventoryChanged) for change in changes)
+        is_inventory = any(isinstance(change, kinds.InventoryChanged) for change in changes)
         after = ClusterState.from_snapshot(cluster.snapshot()) if is_inventory else cluster
         with nullcontext() if is_inventory else cluster.trial():  # an inventory cannot be tried
             after.apply(*changes)
@@ -137,7 +127,7 @@ def of_window(once: Once | None) -> Repeatable[WindowView] | None:
 
     def number(changes: Sequence[Change], cluster: ClusterState, now: float) -> int:
         (change,) = changes
-        assert isinstance(change, MaintenanceChanged)
+        assert isinstance(change, kinds.MaintenanceChanged)
         return change.windows[-1].window_id
 
     return Repeatable(once, number, answer) if once else None

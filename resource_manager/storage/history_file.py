@@ -10,33 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from resource_manager.core import changes as kinds
 from resource_manager.core.attained_service import Attained, with_service
-from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Announced,
-    Cancelled,
-    Change,
-    ClusterSettingsChanged,
-    DeadlineRisk,
-    Drained,
-    Expired,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    InventoryChanged,
-    JobPlaced,
-    MaintenanceChanged,
-    MembersReleased,
-    Outcome,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Resumed,
-    TeamsChanged,
-)
+from resource_manager.core.changes import Change, Outcome
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease
@@ -51,9 +27,17 @@ from resource_manager.storage.draft_file import replacing
 
 PAGE = 1000
 
-C = TypeVar("C", Announced, Released)
+C = TypeVar("C", kinds.Announced, kinds.Released)
 
-_OF_A_LEASE = Released | Expired | MembersReleased | Preempting | Renewed | Quarantined | JobPlaced
+_OF_A_LEASE = (
+    kinds.Released
+    | kinds.Expired
+    | kinds.MembersReleased
+    | kinds.Preempting
+    | kinds.Renewed
+    | kinds.Quarantined
+    | kinds.JobPlaced
+)
 
 
 class HistorySource(Protocol):
@@ -119,8 +103,8 @@ def change_of(entry: Mapping[str, Any]) -> Change:
 
 def before_changes(now: Snapshot, changes: list[Change]) -> History:
     """Return the history that led to `now`, undoing the changes as far as they reveal the earlier state."""
-    granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
-    queued = {c.request.lease_id for c in changes if isinstance(c, Queued)}
+    granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, kinds.Granted)}
+    queued = {c.request.lease_id for c in changes if isinstance(c, kinds.Queued)}
     lives: defaultdict[int, list[Change]] = defaultdict(list)
     for change in changes:
         if isinstance(change, _OF_A_LEASE):
@@ -136,9 +120,9 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
     kept, forgotten = _known(changes, leases, pending)
-    nodes = next((inventory_before(c) for c in changes if isinstance(c, InventoryChanged)), now.nodes)
-    tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
-    heard = {c.node for c in changes if isinstance(c, AgentSeen | AgentLost)}
+    nodes = next((inventory_before(c) for c in changes if isinstance(c, kinds.InventoryChanged)), now.nodes)
+    tokens = [c.lease.fencing_token for c in changes if isinstance(c, kinds.Granted)]
+    heard = {c.node for c in changes if isinstance(c, kinds.AgentSeen | kinds.AgentLost)}
     version = now.version - len(changes)
     before = Snapshot(
         version=version,
@@ -150,19 +134,21 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         pending=tuple(pending),
         drained=_drained_before(now, changes) if version else (),
         # Those before the first recorded rules are unknown, and taken to be none.
-        teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
-        windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
+        teams=Teams() if any(isinstance(c, kinds.TeamsChanged) for c in changes) else now.teams,
+        windows=() if any(isinstance(c, kinds.MaintenanceChanged) for c in changes) else now.windows,
         # Before the first recorded ones, which those were.
-        settings=next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings),
+        settings=next(
+            (c.settings for c in changes if isinstance(c, kinds.ClusterSettingsChanged)), now.settings
+        ),
         watched=_watched_before(now, changes),
         silent=tuple(lost for lost in now.silent if lost.node not in heard),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
-        failed_starts=_not_among(now.failed_starts, changes, Released),
+        failed_starts=_not_among(now.failed_starts, changes, kinds.Released),
         runtimes=_runtimes_before(now, leases, changes),
         attained=_attained_before(now, leases, changes),
-        announced=_not_among(now.announced, changes, Announced),
-        at_risk={} if any(isinstance(c, DeadlineRisk) for c in changes) else now.at_risk,
+        announced=_not_among(now.announced, changes, kinds.Announced),
+        at_risk={} if any(isinstance(c, kinds.DeadlineRisk) for c in changes) else now.at_risk,
     )
     return History(before, tuple(kept), forgotten)
 
@@ -181,10 +167,12 @@ def _runtimes_before(
     running = {lease.lease_id: lease.request for lease in leases}
     learnt: Counter[str] = Counter()
     for change in changes:
-        if isinstance(change, Granted):
+        if isinstance(change, kinds.Granted):
             running[change.lease.lease_id] = change.lease.request
         elif (
-            isinstance(change, Released) and change.outcome == Outcome.SUCCESS and change.lease_id in running
+            isinstance(change, kinds.Released)
+            and change.outcome == Outcome.SUCCESS
+            and change.lease_id in running
         ):
             learnt[class_of(running[change.lease_id])] += 1
     before = {name: runs[: max(len(runs) - learnt[name], 0)] for name, runs in now.runtimes.items()}
@@ -196,12 +184,12 @@ def _attained_before(now: Snapshot, leases: Iterable[Lease], changes: Iterable[C
     running = {(lease.lease_id, lease.fencing_token): lease for lease in leases}
     before: dict[str, int] = dict(now.attained)
     for change in changes:
-        if isinstance(change, Granted):
+        if isinstance(change, kinds.Granted):
             running[change.lease.lease_id, change.lease.fencing_token] = change.lease
-        elif isinstance(change, Released | Expired | MembersReleased):
+        elif isinstance(change, kinds.Released | kinds.Expired | kinds.MembersReleased):
             lease = running.pop((change.lease_id, change.fencing_token), None)
             job = job_id_of(change.lease_id)
-            if isinstance(change, Released) and change.outcome in ("", Outcome.SUCCESS):
+            if isinstance(change, kinds.Released) and change.outcome in ("", Outcome.SUCCESS):
                 before.pop(job, None)
             elif lease is not None and job in before:
                 before[job] -= with_service({}, lease, change.at)[job]
@@ -212,13 +200,13 @@ def _lease_before(lease: Lease, changes: Iterable[Change]) -> Lease:
     """Return a lease without what these changes of its life say."""
     for change in changes:
         match change:
-            case Preempting():
+            case kinds.Preempting():
                 lease = replace(lease, preempted_by="", preempt_until=math.inf)
-            case Quarantined():
+            case kinds.Quarantined():
                 lease = replace(lease, quarantined=False, revoked=False)
-            case Renewed():
+            case kinds.Renewed():
                 lease = replace(lease, quarantined=False, checkpoint_at=None)
-            case JobPlaced():
+            case kinds.JobPlaced():
                 lease = replace(lease, places=())
     return lease
 
@@ -230,8 +218,8 @@ def _sequence_before(
 
     A request that is queued again keeps its number and the time of its arrival.
     """
-    arrivals = [(c.queued_at, c.sequence) for c in changes if isinstance(c, Queued)]
-    arrivals += [(c.lease.arrived_at, c.lease.sequence) for c in changes if isinstance(c, Granted)]
+    arrivals = [(c.queued_at, c.sequence) for c in changes if isinstance(c, kinds.Queued)]
+    arrivals += [(c.lease.arrived_at, c.lease.sequence) for c in changes if isinstance(c, kinds.Granted)]
     first = min((number for at, number in arrivals if at >= changes[0].at), default=now.sequence + 1)
     return max([first - 1, *(each.sequence for each in present)])
 
@@ -244,62 +232,62 @@ def _pending_before(changes: list[Change]) -> list[PendingRequest]:
     seen: set[str] = set()
     found: list[PendingRequest] = []
     for change in changes:
-        if isinstance(change, Queued):
+        if isinstance(change, kinds.Queued):
             seen.add(change.request.lease_id)
-        elif isinstance(change, Granted):
+        elif isinstance(change, kinds.Granted):
             lease = change.lease
             if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.lease_id not in seen:
                 found.append(PendingRequest(lease.request, lease.queued_at, lease.sequence))
             seen.discard(lease.lease_id)
-        elif isinstance(change, Cancelled):
+        elif isinstance(change, kinds.Cancelled):
             seen.discard(change.lease_id)
     return sorted(found, key=lambda entry: entry.sequence)
 
 
-def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]:
+def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[kinds.Drained, ...]:
     """Return the nodes drained before: still drained now, or first mentioned by a restore."""
     first: dict[str, Change] = {}
     for change in changes:
-        if isinstance(change, Granted):
+        if isinstance(change, kinds.Granted):
             for member in change.lease.members:
                 first.setdefault(member.node, change)
-        elif isinstance(change, Drained | Resumed):
+        elif isinstance(change, kinds.Drained | kinds.Resumed):
             first.setdefault(change.node, change)
     still = [entry for entry in now.drained if entry.node not in first]
-    return (*still, *(Drained(node, c.at) for node, c in first.items() if isinstance(c, Resumed)))
+    return (*still, *(kinds.Drained(node, c.at) for node, c in first.items() if isinstance(c, kinds.Resumed)))
 
 
 def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:
     """Return the nodes watched before: still watched now, or first mentioned by the loss of their agent."""
     first: dict[str, Change] = {}
     for change in changes:
-        if isinstance(change, AgentSeen | AgentLost):
+        if isinstance(change, kinds.AgentSeen | kinds.AgentLost):
             first.setdefault(change.node, change)
     still = [node for node in now.watched if node not in first]
-    return (*still, *(node for node, change in first.items() if isinstance(change, AgentLost)))
+    return (*still, *(node for node, change in first.items() if isinstance(change, kinds.AgentLost)))
 
 
-def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed, ...]:
+def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[kinds.GpuClosed, ...]:
     """Return the GPUs closed before: still closed now, or opened before anything else happened to them.
 
     An operator may open a GPU that is open: it counts as closed before, which no grant contradicts.
     """
     first: dict[tuple[str, int], Change] = {}
     for change in changes:
-        if isinstance(change, Granted):
+        if isinstance(change, kinds.Granted):
             for member in change.lease.members:
                 for gpu_id in member.gpu_ids:
                     first.setdefault((member.node, gpu_id), change)
-        elif isinstance(change, GpuClosed | GpuOpened):
+        elif isinstance(change, kinds.GpuClosed | kinds.GpuOpened):
             first.setdefault((change.node, change.gpu_id), change)
     still = [each for each in now.closed_gpus if (each.node, each.gpu_id) not in first]
-    opened = [change for change in first.values() if isinstance(change, GpuOpened)]
-    return (*still, *(GpuClosed(each.node, each.gpu_id, "", "unknown", each.at) for each in opened))
+    opened = [change for change in first.values() if isinstance(change, kinds.GpuOpened)]
+    return (*still, *(kinds.GpuClosed(each.node, each.gpu_id, "", "unknown", each.at) for each in opened))
 
 
 def _cleaning_before(now: Snapshot, changes: list[Change]) -> tuple[Cleaning, ...]:
     """Return what is being cleaned now and was before: its lease ended before the first change."""
-    ends = (Released, Expired, MembersReleased)
+    ends = (kinds.Released, kinds.Expired, kinds.MembersReleased)
     ended = {change.fencing_token for change in changes if isinstance(change, ends)}
     return tuple(entry for entry in now.cleaning if entry.fencing_token not in ended)
 
@@ -313,19 +301,19 @@ def _known(
     kept: list[Change] = []
     forgotten = 0
     for change in changes:
-        if isinstance(change, Granted):
+        if isinstance(change, kinds.Granted):
             live.add((change.lease.lease_id, change.lease.fencing_token))
             queue.discard(change.lease.lease_id)
-        elif isinstance(change, Queued):
+        elif isinstance(change, kinds.Queued):
             queue.add(change.request.lease_id)
         elif isinstance(change, _OF_A_LEASE):
             key = (change.lease_id, change.fencing_token)
             if key not in live:
                 forgotten += 1
                 continue
-            if isinstance(change, Released | Expired):
+            if isinstance(change, kinds.Released | kinds.Expired):
                 live.remove(key)
-        elif isinstance(change, Cancelled):
+        elif isinstance(change, kinds.Cancelled):
             if change.lease_id not in queue:
                 forgotten += 1
                 continue
