@@ -28,7 +28,6 @@ def avoided_until(entry: Released) -> float:
 
 
 def by_lease(entries: Iterable[Released]) -> dict[str, tuple[Released, ...]]:
-    """Return the releases by lease id."""
     found: dict[str, tuple[Released, ...]] = {}
     for entry in entries:
         found[entry.lease_id] = (*found.get(entry.lease_id, ()), entry)

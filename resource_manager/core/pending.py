@@ -39,7 +39,6 @@ Kind = tuple[object, ...]
 
 
 def kind_of(request: Request) -> Kind:
-    """Return the kind of the request."""
     return (request.team, request.priority, request.preemptible, request.owner, request.shape)
 
 

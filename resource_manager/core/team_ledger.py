@@ -115,19 +115,15 @@ class TeamLedger:
         self._is_typed = any(team.guaranteed_by_type for team in rules.teams)
 
     def of(self, request: Request) -> Account:
-        """Return the account of the request's team."""
         return self.named(request.team)
 
     def named(self, team: str) -> Account:
-        """Return the account of the team of that name."""
         return self.accounts.get(team) or self.accounts[UNNAMED]
 
     def add(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
-        """Count a lease that begins."""
         self._count(lease, nodes, 1)
 
     def remove(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
-        """Count a lease that ended no longer."""
         self._count(lease, nodes, -1)
 
     def recount(self, leases: Iterable[Lease], nodes: Mapping[str, NodeState]) -> TeamLedger:

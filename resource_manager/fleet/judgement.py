@@ -35,7 +35,6 @@ class Judgement:
 
 
 def rules_of(settings: ClusterSettings) -> Rules:
-    """Return the rules of these settings."""
     return Rules(health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
 
 

@@ -50,7 +50,6 @@ _RECORD = TypeAdapter(Record)
 
 
 def record_to_json(record: Record) -> bytes:
-    """Return the record as the store keeps it."""
     return _RECORD.dump_json(record)
 
 

@@ -102,7 +102,6 @@ class Idleness:
 
     @classmethod
     def of(cls, cluster: ClusterState, uses: Uses, now: float, lease_ids: Iterable[str]) -> Idleness:
-        """Return that of these leases."""
         rules = IdleRules(cluster)
         since = idle_leases(cluster, uses, now, only=lease_ids, ahead_s=NOTICE_S)
         ends = {lease_id: at + rules.after_s(cluster.leases[lease_id]) for lease_id, at in since.items()}

@@ -86,7 +86,6 @@ class AirflowTaskStates:
         return found
 
     def has(self, identity: TaskIdentity) -> bool:
-        """Return whether there is such a task instance."""
         return self._get(_task(identity), "state") is not None
 
     def next_try(self, identity: TaskIdentity) -> str:

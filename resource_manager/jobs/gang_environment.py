@@ -54,7 +54,6 @@ def hostfile(allocation: Mapping[str, Any]) -> str:
 
 
 def is_gang(allocation: Mapping[str, Any]) -> bool:
-    """Return whether several members were asked for."""
     return int(allocation.get("nodes", 1)) > 1
 
 

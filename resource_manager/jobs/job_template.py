@@ -34,7 +34,6 @@ class JobTemplate:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Return the template that `to_dict` wrote."""
         return cls(**{**value, "command": tuple(value["command"])})
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +69,6 @@ class JobTemplate:
         return "agent" if has_agents and not is_named else self.launcher_name
 
     def job(self, running: RunningJob, allocation: Mapping[str, Any]) -> Job:
-        """Return the job of a member of the allocation."""
         gang = gang_environment(allocation, running.rank)
         return job_of(
             allocation,

@@ -379,5 +379,4 @@ def _called(lease: Lease | None, lease_id: str) -> str:
 
 
 def _allocation_of(lease_id: str) -> Reader[Allocation]:
-    """Return the reader of a lease that is there."""
     return lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id])

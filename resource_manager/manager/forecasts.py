@@ -228,7 +228,6 @@ def _wait_s(at: float | None, now: float) -> float:
 
 
 def kept_record(store: Store) -> EstimateRecord:
-    """Return the record of estimates of that store."""
     found = store.reports.records([RECORD]).get(RECORD)
     return EstimateRecord() if found is None else RECORDS.validate_json(found)
 

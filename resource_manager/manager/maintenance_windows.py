@@ -131,7 +131,6 @@ def view(cluster: ClusterState, now: float) -> list[WindowView]:
 
 
 def numbered(cluster: ClusterState, number: int, now: float) -> WindowView | None:
-    """Return the window of that number, or None."""
     found = (as_view(cluster, window, now) for window in cluster.windows if window.window_id == number)
     return next(found, None)
 

@@ -52,7 +52,6 @@ class Refusal:
 
 
 def refusal_of(grounds: Grounds) -> Refusal:
-    """Return the grounds as a refusal in words."""
     return Refusal(grounds.kind, detail_of(grounds), grounds.retry_after_s)
 
 
@@ -88,7 +87,6 @@ def reasons_of(facts: Iterable[Fact], request: Request) -> list[str]:
 
 
 def words_of(fact: Fact, request: Request) -> str:
-    """Return a fact about the request in words."""
     match fact:
         case refusal.RecoveryWindow():
             return recovery_text(fact.began_ago_s, fact.resumes_in_s, fact.clock_jump_s)

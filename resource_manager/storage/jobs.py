@@ -62,7 +62,6 @@ class JobStore(Protocol):
 
 
 def job_name(lease_id: str) -> str:
-    """Return the name of the job of a request."""
     return digest(f"job {lease_id}")
 
 

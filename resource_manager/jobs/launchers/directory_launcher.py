@@ -47,7 +47,6 @@ def kind_of_failure(act: str) -> type[LauncherError]:
 
 
 def status_of(answer: Mapping[str, Any]) -> JobStatus:
-    """Return the status of a job in a directory."""
     return JobStatus(
         JobState(answer["state"]),
         answer["exit_code"],
@@ -58,7 +57,6 @@ def status_of(answer: Mapping[str, Any]) -> JobStatus:
 
 
 def output_of(answer: Mapping[str, Any]) -> Output:
-    """Return the output of a job in a directory."""
     return Output(answer["text"], answer["offset"], status_of(answer["status"]), answer["is_all"])
 
 

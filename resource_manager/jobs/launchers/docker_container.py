@@ -18,7 +18,6 @@ OWN_DIRECTORY = "/var/lib/gpu-manager/job"
 
 
 def environment_of(job: Job) -> dict[str, str]:
-    """Return the environment of the job's process."""
     environment = job_environment(job, renumbered=job.vendor != "amd")
     if job.vendor == "ascend":
         environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))

@@ -33,7 +33,6 @@ class NoticeTable(BaseModel):
         return to
 
     def notice(self) -> Notice:
-        """Return the entry as it is stored."""
         return Notice(tuple(dict.fromkeys(self.on)), self.to, self.team, self.private)
 
 

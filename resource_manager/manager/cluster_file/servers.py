@@ -204,7 +204,6 @@ class Server(BaseModel):
         return tuple(tuple(island) for island in found.values() if len(found) > 1)
 
     def node(self, name: str, server_id: int, gpus: tuple[Gpu, ...]) -> Node:
-        """Return the server of that name as a node."""
         resources: dict[str, int | float] = {"cpus": self.cpus}
         if self.memory_mib is not None:
             resources["memory_mib"] = self.memory_mib

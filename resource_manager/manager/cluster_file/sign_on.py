@@ -74,7 +74,6 @@ class SignOnSection(BaseModel):
         return scopes
 
     def settings(self) -> SignOn:
-        """Return the section as it is stored."""
         groups = tuple(
             SignOnGroup(name, table.role, tuple(table.teams)) for name, table in sorted(self.groups.items())
         )

@@ -67,7 +67,6 @@ class TeamTable(BaseModel):
     )
 
     def team(self, name: str) -> Team:
-        """Return the rules of the team of that name."""
         guaranteed: Amount
         if isinstance(self.guaranteed, dict):
             guaranteed, by_type = sum(self.guaranteed.values()), self.guaranteed
@@ -103,6 +102,5 @@ class TeamsTable(BaseModel):
     )
 
     def rules(self) -> Teams:
-        """Return the rules of all teams."""
         stated = {key: getattr(self, file_name) for file_name, key in FILE_NAMES.items()}
         return Teams(tuple(table.team(name) for name, table in self.teams.items()), **stated)

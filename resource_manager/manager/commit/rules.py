@@ -86,7 +86,6 @@ class RuleBook:
         self._last = settings, self._look_up(settings)
 
     def of(self, cluster: ClusterState) -> Rules:
-        """Return the rules of the state's settings."""
         settings, rules = self._last
         if cluster.settings is not settings:  # identity first: comparing the values costs 2 us a call
             if cluster.settings != settings:

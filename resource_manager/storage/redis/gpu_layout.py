@@ -30,7 +30,6 @@ def field_of(change: changes.AgentSeen | changes.AgentLost | GpuChange | Cleanin
 
 
 def fields_of(snapshot: Snapshot) -> dict[str, str]:
-    """Return the whole hash of a state."""
     transitions: list[changes.AgentSeen | changes.AgentLost | GpuChange] = [
         changes.AgentSeen(each, 0.0) for each in snapshot.watched
     ]

@@ -305,7 +305,6 @@ def _pending(text: bytes) -> PendingRequest:
 
 
 def _rule(rules: Mapping[bytes, bytes], field: str, default: ChangeT) -> ChangeT:
-    """Return the change in a field of the rules."""
     text = rules.get(field.encode())
     return default if text is None else read_as(text, type(default), f"a change for the field {field}")
 

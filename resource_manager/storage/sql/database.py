@@ -212,14 +212,12 @@ class Database:
         )
 
     def row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
-        """Return the first row of an answer."""
         row: tuple[Any, ...] | None = self.run(
             lambda connection: self.execute(connection, statement, **values).fetchone()
         )
         return row
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
-        """Return all rows of an answer."""
         found = self.run(lambda connection: self.execute(connection, statement, **values).fetchall())
         return list(found)
 
