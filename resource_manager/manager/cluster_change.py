@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import ClusterState
@@ -325,18 +325,10 @@ class _Planning:
             self.made.changes.append(found)
 
 
-_SERVER_KEYS = {
-    "id": "server_id",
-    "address": "address",
-    "vendor": "vendor",
-    "labels": "labels",
-    "gang_ports": "gang_ports",
-    "interface": "interface",
-    "islands": "islands",
-    "mps": "mps",
-    "confine": "confine",
-    "writable": "writable",
-    "job_user": "job_user",
+_SERVER_KEYS = {"id": "server_id"} | {
+    each.name: each.name
+    for each in fields(Node)
+    if each.name not in ("name", "server_id", "resources", "gpus")
 }
 """Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
 
