@@ -73,16 +73,19 @@ _WITH_MORE = frozenset((changes.Released, changes.Expired, changes.MembersReleas
 
 
 TEAMS = "teams"
-"""Field of the rules with the change that made those of the teams."""
-
 MAINTENANCE = "maintenance"
-"""Field of the rules with the change that made the maintenance windows."""
-
 SETTINGS = "settings"
-"""Field of the rules with the change that made the settings of the cluster."""
+"""Fields of the rules, each with the change that made that part of them."""
 
 FAILED_STARTS = "failed_starts"
 """Field of the rules with the releases of leases whose jobs did not start, a line each."""
+
+RUNS = "runs:"  # what was learnt of a class of task: when (a version), and runs
+ATTAINED = "attained:"  # the service a job attained: when (a version), and GPU ms
+RISK = "risk:"  # the change by which a lease or request may miss its deadline
+ANNOUNCED = "announced:"  # the change by which a demand was announced
+USE = "use:"  # a team's decayed use
+"""Beginnings of the names of further fields of the rules."""
 
 LAST_PORT = "last_port:"
 """Prefix of the names of servers in `meta`, where the last port of a gang on them is kept."""
@@ -95,22 +98,6 @@ class Inventory(NamedTuple):
     nodes: tuple[Node, ...] = ()
     retired: tuple[str, ...] = ()
     adoptions: tuple[Adoption, ...] = ()
-
-
-RUNS = "runs:"
-"""Beginning of the field of the rules with what was learnt of a class of task: when (a version), and runs."""
-
-ATTAINED = "attained:"
-"""Beginning of the field of the rules with the service a job attained: when (a version), and GPU ms."""
-
-RISK = "risk:"
-"""Beginning of the field of the rules with the change by which a lease or request may miss its deadline."""
-
-ANNOUNCED = "announced:"
-"""Beginning of the field of the rules with the change by which a demand was announced."""
-
-USE = "use:"
-"""Beginning of the field of the rules with a team's decayed use."""
 
 
 def operations(change: changes.Change) -> list[str]:
