@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Protocol
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.launchers.slurm import SlurmLauncher
 from resource_manager.jobs.reconcile import Action, ActionKind, TaskStates
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.slurm_jobs import is_live
 
@@ -19,20 +19,13 @@ KEPT_S = 30 * 86_400.0
 """Time for which jobs that have ended are told of."""
 
 
-class Manager(Protocol):
-    """Methods that this needs of a `GPUResourceManager` or a `ServiceClient`."""
-
-    def slurm_jobs(self) -> list[SlurmJob]: ...
-    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None: ...
-
-
-def publish(launcher: SlurmLauncher, manager: Manager) -> None:
+def publish(launcher: SlurmLauncher, manager: LeaseService) -> None:
     """Let the manager know of the jobs; raises `LauncherError` or what the manager raises."""
     found = launcher.read_all({}, since=time.time() - KEPT_S)
     manager.keep_slurm_jobs(found.cluster, found.records)
 
 
-def end_left_behind(manager: Manager, states: TaskStates, instance: str) -> list[Action]:
+def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) -> list[Action]:
     """End the jobs on Slurm of the Airflow with this id whose tasks have ended.
 
     What the manager was told of jobs is any caller's word: the login node says which there are, and of whom.

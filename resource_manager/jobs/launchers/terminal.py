@@ -21,7 +21,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.directories import job_files
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.directory_launcher import before_command
+from resource_manager.jobs.launchers.directory_launcher import DirectoryLauncher, before_command
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.launchers.server_library import library_of
@@ -102,14 +102,9 @@ class SignedLauncher(Launcher, Protocol):
         """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
 
 
-class TerminalLauncher(SignedLauncher, Protocol):
-    """Launcher that finds, watches and ends a job that runs in a terminal."""
-
-    def stage(self, key: str, program: str) -> str:
-        """Write a program into the prepared job's folder, which only its user reads; return its path."""
-
-
-def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[str] = ()) -> TerminalLauncher:
+def open_terminal(
+    place: JobPlace, here: bool | None = None, options: Sequence[str] = ()
+) -> DirectoryLauncher:
     """Return the launcher of jobs in a terminal at that place, or at its address if none was prepared yet.
 
     It looks on this machine if the place is here, which `here` may say; else by the ssh program with these
