@@ -54,12 +54,7 @@ def prepare(root: str, key: str, port: int = 0, walls: Sequence[str] = ()) -> di
         os.makedirs(path, mode=0o700, exist_ok=True)
     job_files.write_file(os.path.join(directory, "prepared"), "1\n")
     if port:
-        with closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections take no port
-            try:
-                probe.bind(("", port))
-            except OSError as error:
-                raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
+        check_port(port)
     others = (name for name in job_files.jobs_in(root) if name != key)
     return {
         "running": [name for name in others if status(root, name)["state"] == "running"],
@@ -69,6 +64,16 @@ def prepare(root: str, key: str, port: int = 0, walls: Sequence[str] = ()) -> di
         "user": job_files.user_name(),
         "walls": _missing_for_walls(directory, walls) if walls else "",
     }
+
+
+def check_port(port: int) -> None:
+    """Raise `OSError` if no process of this machine can be bound to the port."""
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections take no port
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
 
 
 def _missing_for_walls(directory: str, walls: Sequence[str]) -> str:

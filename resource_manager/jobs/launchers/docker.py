@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
+from resource_manager.jobs.directories.starting import check_port
 from resource_manager.jobs.launchers import docker_container, docker_stream, docker_volumes
 from resource_manager.jobs.launchers.base import (
     TAIL_BYTES,
@@ -81,14 +81,10 @@ class DockerLauncher:
             running = (name for name in names if self._status(name).state is JobState.RUNNING)
             check_no_other_lease(job.key, running, self.engine)
         if job.port and self.engine.startswith("unix://"):
-            with closing(socket.socket()) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(("", job.port))
-                except OSError as error:
-                    raise LauncherError(
-                        f"{failed} on {self.engine}: port {job.port} cannot be bound: {error.strerror}"
-                    ) from error
+            try:
+                check_port(job.port)
+            except OSError as error:
+                raise LauncherError(f"{failed} on {self.engine}: {error}") from error
         self._place = replace(self._place, machine=engine["ID"])
         return self._place
 
