@@ -17,10 +17,10 @@ from resource_manager.core.changes import (
     Resumed,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import DRAINED, condition_of, leases_on
+from resource_manager.core.gpu_state import DRAINED, cleaning_on, condition_of, leases_on
 from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.maintenance import to_the_minute
-from resource_manager.core.models import Lease, Placement
+from resource_manager.core.models import Lease
 from resource_manager.core.names import listed, name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
 from resource_manager.core.search import is_unsearched
@@ -150,10 +150,7 @@ class _Reading:
 
     def _overdue(self, gpu_id: int) -> Iterator[str]:
         """Yield the reason if something on the GPU has not become clean in time."""
-        for entry in self._state.cleaning.values():
-            placed = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
-            if gpu_id not in self._state.gpu_ids_of(placed):
-                continue
+        for entry in cleaning_on(self._state, gpu_id):
             left = self._left_of(entry)
             if left != [] and self._now - entry.since > self._rules.clean_timeout_s:
                 named = ", ".join(map(_named, left[:MAX_LISTED])) if left else "it cannot be seen"
