@@ -63,10 +63,10 @@ class LeasedNodes(NodeIndex):
         return Teams() if self.ledger is None else self.ledger.rules
 
     def _set_teams(self, teams: Teams, use: Mapping[str, Use]) -> None:
-        ledger = TeamLedger(teams) if teams else None
-        held = (*self.leases.values(), *self.remainders.values()) if teams else ()
-        if ledger is not None:
-            ledger = ledger.recount(held, self.by_name)
+        ledger = None
+        if teams:
+            held = (*self.leases.values(), *self.remainders.values())
+            ledger = TeamLedger(teams, held, self.by_name)
             ledger.take_over(use)
         self.ledger = ledger
 

@@ -95,11 +95,11 @@ def _upwards(account: Account | None) -> Iterator[Account]:
 
 
 class TeamLedger:
-    """Accounts of all teams under one set of rules."""
+    """Accounts of all teams under one set of rules, with these leases."""
 
     __slots__ = ("_is_typed", "accounts", "rules", "tops", "version")
 
-    def __init__(self, rules: Teams) -> None:
+    def __init__(self, rules: Teams, leases: Iterable[Lease], nodes: Mapping[str, NodeState]) -> None:
         self.rules = rules
         self.version = 0
         """Number of leases counted so far: it grows whenever an account changes."""
@@ -113,6 +113,8 @@ class TeamLedger:
             account.path = tuple(_upwards(account))
         self.tops = [account for account in self.accounts.values() if account.parent is None]
         self._is_typed = any(team.guaranteed_by_type for team in rules.teams)
+        for lease in leases:
+            self.add(lease, nodes)
 
     def of(self, request: Request) -> Account:
         return self.named(request.team)
@@ -125,13 +127,6 @@ class TeamLedger:
 
     def remove(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
         self._count(lease, nodes, -1)
-
-    def recount(self, leases: Iterable[Lease], nodes: Mapping[str, NodeState]) -> TeamLedger:
-        """Return accounts of the same rules with exactly these leases."""
-        fresh = TeamLedger(self.rules)
-        for lease in leases:
-            fresh.add(lease, nodes)
-        return fresh
 
     def rate_of(self, lease: Lease, nodes: Mapping[str, NodeState]) -> float:
         """Return the GPUs of a lease, each times the weight of its type."""

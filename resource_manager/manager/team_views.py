@@ -72,7 +72,7 @@ def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Ite
 def view(cluster: ClusterState) -> TeamsView:
     """Return the rules with what each team holds, and how many of its requests wait."""
     rules = cluster.teams
-    ledger = cluster.ledger or TeamLedger(rules).recount(cluster.leases.values(), cluster.by_name)
+    ledger = cluster.ledger or TeamLedger(rules, cluster.leases.values(), cluster.by_name)
     waiting = Counter(ledger.of(pending.request).name for pending in cluster.pending.values())
     asked: Counter[str] = Counter()
     for pending in cluster.pending.values():

@@ -352,11 +352,11 @@ def test_only_a_request_inside_all_guarantees_above_it_goes_on_behind_another_te
     team: str, gpus: int, blocked: set[str], goes_on: bool
 ) -> None:
     teams = (Team("vision", 2), Team("lab", 1), Team("train", 2, parent="lab"), Team("nlp"))
-    ledger = TeamLedger(Teams(teams))
+    ledger = TeamLedger(Teams(teams), (), {})
     request = Request("x", gpus, team=team)
     assert passes(ledger, request, blocked) == may_start(ledger, request, blocked) == goes_on
     assert may_start(ledger, request, ())
-    assert not passes(TeamLedger(Teams(preemption=True)), replace(request, gpus=0), blocked)
+    assert not passes(TeamLedger(Teams(preemption=True), (), {}), replace(request, gpus=0), blocked)
 
 
 def test_a_limit_is_that_of_the_requests_own_team_and_may_be_reached() -> None:
@@ -370,7 +370,7 @@ def test_a_limit_is_that_of_the_requests_own_team_and_may_be_reached() -> None:
 
 
 def test_a_runtime_of_exactly_the_longest_is_no_reason() -> None:
-    ledger = TeamLedger(Teams((Team("vision", max_runtime_s=100.0),)))
+    ledger = TeamLedger(Teams((Team("vision", max_runtime_s=100.0),)), (), {})
     asked = Request("x", 1, team="vision", expected_runtime_s=100.0)
     assert stop_of(ledger, asked) is None
     longer = replace(asked, expected_runtime_s=100.5)
@@ -378,6 +378,6 @@ def test_a_runtime_of_exactly_the_longest_is_no_reason() -> None:
 
 
 def test_a_guarantee_that_is_used_up_is_the_rule_that_stops_a_job_that_must_not_be_preempted() -> None:
-    ledger = TeamLedger(Teams((Team("vision", 1),), preemption=True))
+    ledger = TeamLedger(Teams((Team("vision", 1),), preemption=True), (), {})
     asked = Request("x", 2, team="vision", preemptible=False)
     assert stop_of(ledger, asked) == Stop(StopKind.GUARANTEE, ledger.named("vision"))
