@@ -39,7 +39,7 @@ MIN_BLOCK_S = 0.002
 
 AWAKE_S = 200e-6
 QUICK_S = 400e-6
-"""A client whose last answer took less than `quick_s` waits for the next one awake, at most for `AWAKE_S`:
+"""A client whose last answer took less than this waits for the next one awake, at most for `AWAKE_S`:
 to sleep and be woken takes longer than Redis does, and as much processor time. Behind a lock, on a busy
 server or across a network answers take longer, and it sleeps; a quick one reaches a sleeper after 0.25 ms."""
 
@@ -61,13 +61,7 @@ class RedisClient:
     `namespace` is the hash tag that all keys share, so that a Redis Cluster keeps them together.
     """
 
-    def __init__(
-        self,
-        driver: redis.Redis,
-        address: str,
-        namespace: str = DEFAULT_NAMESPACE,
-        quick_s: float = QUICK_S,
-    ) -> None:
+    def __init__(self, driver: redis.Redis, address: str, namespace: str = DEFAULT_NAMESPACE) -> None:
         self.driver = driver
         self.address = address
         self.namespace = namespace
@@ -75,11 +69,10 @@ class RedisClient:
         self.contended = False
         """Whether the last claim on a lock had to wait: then the next one will, too."""
         self._answered_in_s = 0.0
-        self._quick_s = quick_s
         self._timeout_s: float = driver.connection_pool.connection_kwargs["socket_timeout"]
 
     @classmethod
-    def from_url(cls, url: str, quick_s: float = QUICK_S) -> RedisClient:
+    def from_url(cls, url: str) -> RedisClient:
         """Return a client that connects on first use; `?namespace=` in the URL separates several states.
 
         Raises `SettingsError`.
@@ -116,7 +109,7 @@ class RedisClient:
             reason = "its port is not a number" if "Port could not" in str(error) else str(error)
             reason = f"{unknown[1]} is no option of it" if unknown else reason
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {reason}") from error
-        return cls(driver, f"Redis at {redact(url)}", namespace, quick_s)
+        return cls(driver, f"Redis at {redact(url)}", namespace)
 
     def key(self, name: str) -> str:
         """Return the full name of a key of this namespace."""
@@ -178,7 +171,7 @@ class RedisClient:
                 connection.send_command(*command)
             else:  # as the driver does, in half the time
                 connection.send_packed_command([pack_command(tuple(command))])
-        if self._answered_in_s < self._quick_s:
+        if self._answered_in_s < QUICK_S:
             _wait_awake(connection, asked_at + AWAKE_S)
         answers, error = [], None
         for _ in commands:

@@ -16,6 +16,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import SettingsError, StoreRefusedError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
+from resource_manager.storage.redis import client as redis_client
 from resource_manager.storage.redis.client import (
     MAX_TRIES,
     RIGHTS,
@@ -74,7 +75,8 @@ def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
     embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, quick_s: float, times: int
 ) -> None:
     """Before the first answer it takes the server for quick, unless none is."""
-    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s)
+    monkeypatch.setattr(redis_client, "QUICK_S", quick_s)
+    client = RedisClient.from_url(embedded_redis.fresh_url())
     poll, waits = select.poll, []
 
     def counted() -> Any:
@@ -91,17 +93,18 @@ def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
 def test_a_client_waits_asleep_where_there_is_no_poll(
     embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s=3600.0)
+    monkeypatch.setattr(redis_client, "QUICK_S", 3600.0)
+    client = RedisClient.from_url(embedded_redis.fresh_url())
     monkeypatch.delattr(select, "poll")  # as on Windows
     assert client.ask(("PING",)) == [b"PONG"]
     client.close()
 
 
 def test_a_client_that_waits_awake_falls_asleep(
-    embedded_redis: RedisServer,
+    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick_s = 0.05  # also a busy server answers as soon as that
-    client = RedisClient.from_url(embedded_redis.fresh_url(), quick_s)
+    monkeypatch.setattr(redis_client, "QUICK_S", 0.05)  # also a busy server answers as soon as that
+    client = RedisClient.from_url(embedded_redis.fresh_url())
     client.ask(("PING",))  # which connects, too
     client.ask(("PING",))
     before_s = time.process_time()
