@@ -315,6 +315,45 @@ def test_first_estimates_are_counted_with_bounds_or_without() -> None:
         assert estimates(replace(found, looks=looks), spans(found.changes)) == counts
 
 
+def waits_again(token: int, at: float, node: str) -> Granted:
+    """Return a grant to a job that waits from 102.0, and again whenever it was preempted."""
+    again = granted("job_001", token, at, node)
+    return replace(again, lease=replace(again.lease, queued_at=102.0))
+
+
+AGAIN: list[Change] = [
+    waits_again(2, 113.0, "gpu-00"),
+    released("job_001", 2, 117.0, Outcome.PREEMPTED),
+    waits_again(3, 118.0, "gpu-01"),
+    released("job_001", 3, 131.0),
+]
+"""Two waits of a job, of 11 s and of 1 s."""
+
+
+def test_an_estimate_is_of_the_start_that_ended_its_wait() -> None:
+    first, second = look(103.0, "no_capacity", latest=114.0), look(117.2, "no_capacity", latest=117.5)
+    late = look(117.5, "no_capacity", latest=120.0)
+    for looks, counts in (
+        ([first], (1, 1, 0)),
+        ([first, second, late], (2, 1, 1)),
+        ([look(119.0, "no_capacity", latest=130.0)], (0, 0, 0)),
+    ):
+        assert estimates(replace(GOOD, looks=looks), spans(AGAIN)) == counts
+
+
+def test_a_job_that_waits_again_waited_from_its_end_on() -> None:
+    page = page_of(replace(GOOD, changes=AGAIN), [])
+    assert "A job waited 6 s in the mean, 11 s at most." in page
+
+
+def test_an_interval_that_is_not_known_is_no_estimate() -> None:
+    start = {"at": 5.0, "earliest": 4.0, "latest": 6.0, "plays": 1, "confidence": "few data"}
+    entry: Any = {"task_id": "x", "sequence": 1, "kind": "quota", "reason": "", "estimated_start": start}
+    assert Look.of(1.0, entry).latest is None
+    start["plays"] = 40
+    assert Look.of(1.0, entry).latest == 6.0
+
+
 def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:
     names = {"hand:a@b/1f": "hand:day/0/job_007"}
     begin = granted("x", 1, 1.0)

@@ -112,13 +112,21 @@ def _why(found: Evidence, begin: float, end: float, looks: Sequence[Look]) -> st
 
 
 def estimates(found: Evidence, held: Iterable[Span]) -> tuple[int, int, int]:
-    """Return how many first estimates with bounds there were, how many held, and how many began later."""
-    begun = {(span.name, span.sequence): span.begin for span in held}
-    first: dict[tuple[str, int], Look] = {}
+    """Return how many first estimates with bounds there were, how many held, and how many began later.
+
+    A job that was preempted, or gave its lease back, waits again under its number: an estimate of a wait is of
+    the start that ended that wait, and each wait has one of its own.
+    """
+    begins: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for span in held:
+        begins[span.name, span.sequence].append(span.begin)
+    first: dict[tuple[str, int, float], Look] = {}
     for look in found.looks:
         if look.earliest is not None or look.latest is not None:
-            first.setdefault((look.name, look.sequence), look)
-    starts = [(look, begun[key]) for key, look in first.items() if key in begun]
+            key = look.name, look.sequence
+            if later := [begin for begin in begins[key] if begin >= look.at]:
+                first.setdefault((*key, min(later)), look)
+    starts = [(look, began) for (_, _, began), look in first.items()]
     late = sum(look.latest is not None and at > look.latest for look, at in starts)
     early = sum(look.earliest is not None and at < look.earliest for look, at in starts)
     return len(starts), len(starts) - late - early, late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from simulator.present.figures import Bar, draw_gantt, drawing, legend_below, new_figure, picture
 from simulator.present.page import Page, Section, render
@@ -75,9 +76,16 @@ def _verdict(found: Evidence, held: Sequence[Span], problems: Sequence[str]) -> 
 
 
 def _waits(held: Iterable[Span], name: str) -> list[float]:
-    """Return the job's waits: for its first grant, and for each after a preemption or a lost server."""
-    grants = {span.token: span.begin - span.queued_at for span in held if span.name == name}
-    return list(grants.values())
+    """Return the job's waits: for its first grant, and for each after a preemption or a lost server.
+
+    One that waits again does so at its old place, but not since then.
+    """
+    waits, ran_until = [], 0.0
+    for _, members in groupby((span for span in held if span.name == name), key=lambda span: span.token):
+        own = [*members]
+        waits.append(own[0].begin - max(own[0].queued_at, min(ran_until, own[0].begin)))
+        ran_until = max(span.end for span in own)
+    return waits
 
 
 def _by(found: Evidence, held: Sequence[Span], key: str) -> Table:

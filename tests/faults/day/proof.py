@@ -22,6 +22,7 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.serializers import is_of_one_course
 from tests.faults.day import plan
 from tests.faults.day.plan import DayJob
 
@@ -125,9 +126,8 @@ class Look:
     @classmethod
     def of(cls, at: float, entry: QueueEntry) -> Look:
         start = entry.get("estimated_start")
-        bounds = (
-            (None, None) if start is None or start["at"] is None else (start["earliest"], start["latest"])
-        )
+        is_known = start is not None and start["at"] is not None and not is_of_one_course(start)
+        bounds = (start["earliest"], start["latest"]) if start and is_known else (None, None)
         return cls(at, entry["task_id"], entry["sequence"], entry["kind"], entry["reason"], *bounds)
 
     def named(self, names: Mapping[str, str]) -> Look:
