@@ -37,6 +37,15 @@ def outcome_of(lease: Lease, outcome: str) -> str:
     return Outcome.IDLE if lease.preempted_by == IDLE and outcome in _PREEMPTED else outcome
 
 
+def likely_outcome(lease: Lease) -> str:
+    """Return the outcome of a lease that is being preempted, if its job ends in time.
+
+    A command in a terminal does not wait again: nobody might be there to attend it.
+    """
+    is_attended = lease.request.labels.get("launcher") == "terminal"
+    return outcome_of(lease, Outcome.EVICTED if is_attended else Outcome.PREEMPTED)
+
+
 _PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
 
 

@@ -31,6 +31,7 @@ from resource_manager.core.refusal import (
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
+from resource_manager.scheduling.preemption.requeueing import likely_outcome, requeued
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.capacity_grounds import (
     leases_in_the_way,
@@ -196,7 +197,7 @@ def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start, runtimes: 
     after, why = "", None
     if (lease := leases.get(first)) is not None:
         after = name_of(lease)
-        if runtimes.runtime_of(lease.request) is None:
+        if not lease.preempted_by and runtimes.runtime_of(lease.request) is None:
             why = EndUnknown(after, 0)
     ends_by = at(1 - RISK, ends)
     return Start(median, node, why, at(MISSED), at(1 - MISSED), after, len(plays), ends_by)
@@ -228,12 +229,14 @@ def _play(
             ends.append((end, event.fencing_token if isinstance(event, Lease) else -number, event))
     heapq.heapify(ends)
     after: Lease | None = None
+    first: list[str] = []
+    """Requests for which leases that have ended were preempted."""
     together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
     clean_at = since + CLEANING_S
     if clean_at <= now:
         _apply_cleaned(cluster, now)
     while ends and ends[0][0] < now:
-        _apply_event(cluster, heapq.heappop(ends)[2], now)
+        first += _apply_event(cluster, heapq.heappop(ends)[2], now)
     dirty = any(state.cleaning for state in cluster.nodes)
     for _ in range(MAX_STEPS):
         if not goes_on():
@@ -242,7 +245,7 @@ def _play(
         at_that_time = SchedulingPass(
             current.policy, current.order, play.at, current.suspended, current.limits
         )
-        for lease in _grant(cluster, at_that_time):
+        for lease in _grant(cluster, at_that_time, first):
             own_end = ends_at(lease, play.at)
             play.starts[lease.lease_id] = (play.at, lease.placement.node, after, own_end)
             missing.discard(lease.lease_id)
@@ -258,12 +261,12 @@ def _play(
         if is_over or not ends:
             return play
         play.at, _, entry = heapq.heappop(ends)
-        _apply_event(cluster, entry, play.at)
+        first = _apply_event(cluster, entry, play.at)
         after = entry if isinstance(entry, Lease) else None
         last, total, count = play.at + together * (play.at - now), play.at, 1
         while together and ends and ends[0][0] <= last:
             end, _, entry = heapq.heappop(ends)
-            _apply_event(cluster, entry, end)
+            first += _apply_event(cluster, entry, end)
             total, count = total + end, count + 1
         play.at = total / count
     play.too_far = True
@@ -292,19 +295,25 @@ def _requests(
     return islice(copies, MAX_ARRIVALS)
 
 
-def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> None:
+def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> list[str]:
     """Apply the end of a lease, or queue a request; None: a server opens to requests.
 
-    On watched nodes the GPUs of a lease are clean a moment after its end.
+    On watched nodes the GPUs of a lease are clean at its end. The request of a preempted one waits again;
+    returns the id of the one that it was preempted for.
     """
     if isinstance(entry, Request):
         cluster.apply(*allocator.enqueue(cluster, [entry], at))
     elif entry is not None:
-        cluster.apply(Released(entry.lease_id, entry.fencing_token, at))
+        outcome = likely_outcome(entry) if entry.preempted_by else ""
+        cluster.apply(Released(entry.lease_id, entry.fencing_token, at, outcome))
         for member in entry.members:
             if (state := cluster.by_name.get(member.node)) is not None and state.watched:
                 for gpu_id in member.gpu_ids:
                     cluster.apply(GpuCleaned(member.node, gpu_id, entry.fencing_token, at))
+        cluster.apply(*requeued(cluster, entry, outcome, at))
+        if entry.preempted_by:
+            return [entry.preempted_by]
+    return []
 
 
 def _apply_cleaned(cluster: ClusterState, at: float) -> None:
@@ -363,10 +372,13 @@ def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) 
     return EndUnknown(name_of(found[0]), len(found) - 1)
 
 
-def _grant(cluster: ClusterState, current: SchedulingPass) -> list[Lease]:
-    """Apply the allocator's grants of that pass to the cluster in its trial; return their leases."""
+def _grant(cluster: ClusterState, current: SchedulingPass, first: Collection[str]) -> list[Lease]:
+    """Apply the allocator's grants of that pass to the cluster in its trial; return their leases.
+
+    Those for which leases were preempted come `first`.
+    """
     granted: list[Lease] = []
-    for pending, members in allocator.dispatch(cluster, current):
+    for pending, members in allocator.dispatch(cluster, current, first):
         change = allocator.grant(cluster, pending.request, members, current.now)
         cluster.apply(change)
         granted.append(change.lease)

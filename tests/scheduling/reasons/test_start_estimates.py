@@ -19,11 +19,13 @@ from resource_manager.core.changes import (
     AgentSeen,
     Drained,
     Granted,
+    Preempting,
     Quarantined,
     Queued,
     Released,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -251,6 +253,39 @@ def test_plays_with_runtimes_that_hardly_vary_are_the_play_with_expected_ones(
         assert found[lease_id].plays == MAX_PLAYS
         assert found[lease_id].at == pytest.approx(start.at, abs=0.01)
         assert found[lease_id].node == start.node
+
+
+@pytest.mark.parametrize("number", [1, MAX_PLAYS])
+def test_a_start_that_hangs_on_a_preempted_lease_is_known_whatever_its_runtime(number: int) -> None:
+    cluster = busy(None)
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0), Preempting("runs0", 1, "w", 60.0, 5.0))
+    runtimes = between(100.0, 1000.0) if number > 1 else None
+    start = forecast(cluster, lambda request: runtimes)["w"]
+    assert (start.at, start.why, start.after) == (60.0, None, "runs0 bbbb")
+
+
+@pytest.mark.parametrize(
+    ("preemptor", "labels", "later_at"),
+    [
+        ("p", {}, 1160.0),
+        (REQUEUE_AFTER, {}, 160.0),  # at the end of the queue
+        (MAX_RUNTIME, {}, 160.0),
+        ("p", {"launcher": "terminal"}, 160.0),
+    ],
+)
+def test_a_preempted_job_waits_again_in_plays_as_it_will(
+    preemptor: str, labels: dict[str, str], later_at: float
+) -> None:
+    cluster = ClusterState(default_inventory(1))
+    victim = Request("victim", 8, expected_runtime_s=1000.0, labels=labels)
+    cluster.apply(
+        Granted(Lease(victim, (Placement("gpu-server-0", tuple(range(8))),), 1, 0.0), 0.0),
+        Queued(Request("p", 8, expected_runtime_s=100.0), 1.0, 1, 1.0),
+        Queued(Request("later", 8, expected_runtime_s=1.0), 2.0, 2, 2.0),
+        Preempting("victim", 1, preemptor, 60.0, 5.0),
+    )
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert (starts["p"].at, starts["later"].at) == (60.0, later_at)
 
 
 def times(start: Start) -> tuple[float, float, float]:
