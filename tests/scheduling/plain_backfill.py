@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from resource_manager.core.changes import Drained, Granted, Queued
+from resource_manager.core.changes import Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
@@ -54,7 +54,12 @@ def plain_pass(cluster: ClusterState, order: QueueDiscipline, now: float) -> lis
     could use: the GPUs of the kind, and the amounts, of each server.
     """
     uses = [
-        (lease.request, place, lease.granted_at, lease.granted_at + runtime_s(lease.request))
+        (
+            lease.request,
+            place,
+            lease.granted_at,
+            math.inf if lease.quarantined else lease.granted_at + runtime_s(lease.request),
+        )
         for lease in cluster.leases.values()
         for place in lease.members
     ]
@@ -132,6 +137,8 @@ def random_queue(draw: random.Random) -> ClusterState:
         if place := first_fit(cluster, request):
             lease = Lease(request, (place,), number + 1, float(draw.randint(0, 5)))
             cluster.apply(Granted(lease, lease.granted_at))
+            if draw.random() < 0.1:
+                cluster.apply(Quarantined(lease.lease_id, lease.fencing_token, 5.0))
     for number in range(draw.choice((3, 8, 20, MAX_RESERVATIONS + 20))):
         request = _request(draw, f"waits {number}", unknown)
         cluster.apply(Queued(request, float(number), cluster.sequence + 1, float(number)))

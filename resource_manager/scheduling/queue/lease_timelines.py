@@ -83,9 +83,15 @@ class Timeline:
 
     @classmethod
     def of_leases(cls, node: NodeState, runtime_s: Callable[[Request], float]) -> Timeline:
-        """Return what is free as the node's leases end; one past its expected end has ended."""
+        """Return what is free as the node's leases end; one past its expected end has ended.
+
+        A quarantined one has no end: what is left of its job may run until somebody knows that it is gone.
+        """
         ends = sorted(
-            ((lease.granted_at + runtime_s(lease.request), lease.key) for lease in node.leases.values()),
+            (
+                (math.inf if lease.quarantined else lease.granted_at + runtime_s(lease.request), lease.key)
+                for lease in node.leases.values()
+            ),
             reverse=True,
         )
         free = node.capacity_without_leases

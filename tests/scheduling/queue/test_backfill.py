@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, Released
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
@@ -119,6 +119,15 @@ def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus(
     planned = Reservations(cluster, at(500.0))
     assert without_delay(planned, ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
     assert planned.reserve(ask("head", 2, 10.0)) == 500.0, "from now on"
+
+
+def test_a_quarantined_lease_draws_no_reservation() -> None:
+    """Its server would look free from now on, however long nobody knows that its job is gone."""
+    cluster = ClusterState(nodes("ab", 4))
+    hold(cluster, ask("gone", 4, 10.0), "a", 0, 1, 2, 3, at=-50.0)
+    hold(cluster, ask("short", 2, 100.0), "b", 0, 1)
+    cluster.apply(Quarantined("gone", 1, 0.0))
+    assert passes(cluster, ask("head", 4, 10.0), ask("long", 2, 500.0)) == [], "the head starts at 100"
 
 
 def test_behind_an_overdue_lease_the_reservation_begins_now() -> None:
