@@ -19,7 +19,7 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Node
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.pending import PendingRequest, PendingRequests
-from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s
+from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s, teaches
 from resource_manager.core.team_ledger import Use, at_time
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError
@@ -203,7 +203,7 @@ class ClusterState(LeasedNodes):
         else:
             self._set("attained", with_service(self.attained, lease, change.at))
         if type(change) is changes.Released:
-            if change.outcome == changes.Outcome.SUCCESS:
+            if change.outcome == changes.Outcome.SUCCESS and teaches(lease.request):
                 self._learn(lease, change.at)
             if change.failed_nodes:
                 self._set("failed_starts", remembered(self.failed_starts, change))

@@ -17,9 +17,12 @@ MAX_CLASSES = 1000
 
 JOURNAL_LENGTH = 4096
 
+RESTARTS = "restart_count"
+"""Label of a request: how often its job was preempted."""
 
 _NUMBER = re.compile("[0-9]+")
 _REPEATED = re.compile("#[0-9]+$")
+_BY_HAND = re.compile("hand:.*/[0-9a-f]{8}", re.DOTALL)
 
 
 def job_id_of(lease_id: str) -> str:
@@ -33,6 +36,21 @@ def class_of(request: Request) -> str:
     if labels.get("dag_id"):
         return "/".join(labels.get(name, "") for name in ("instance", "dag_id", "task_id"))
     return _NUMBER.sub("#", job_id_of(request.lease_id))
+
+
+def is_one_of_a_kind(request: Request) -> bool:
+    """Return whether nothing tells which task a request is of: its id is random, as of `run` and `shell`."""
+    return not request.labels.get("dag_id") and _BY_HAND.fullmatch(job_id_of(request.lease_id)) is not None
+
+
+def is_whole(request: Request) -> bool:
+    """Return whether a run of the request is one from the begin: a job that was preempted goes on."""
+    return request.labels.get(RESTARTS, "0") == "0"
+
+
+def teaches(request: Request) -> bool:
+    """Return whether a run of the request tells how long its task takes; commit.lua does the same."""
+    return is_whole(request) and not is_one_of_a_kind(request)
 
 
 def run_s(granted_at: float, ended_at: float) -> float:

@@ -18,7 +18,7 @@ from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.pending import PendingRequest
-from resource_manager.core.runtimes import class_of, job_id_of
+from resource_manager.core.runtimes import class_of, job_id_of, teaches
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
@@ -169,12 +169,10 @@ def _runtimes_before(
     for change in changes:
         if isinstance(change, kinds.Granted):
             running[change.lease.lease_id] = change.lease.request
-        elif (
-            isinstance(change, kinds.Released)
-            and change.outcome == Outcome.SUCCESS
-            and change.lease_id in running
-        ):
-            learnt[class_of(running[change.lease_id])] += 1
+        elif isinstance(change, kinds.Released) and change.outcome == Outcome.SUCCESS:
+            request = running.get(change.lease_id)
+            if request is not None and teaches(request):
+                learnt[class_of(request)] += 1
     before = {name: runs[: max(len(runs) - learnt[name], 0)] for name, runs in now.runtimes.items()}
     return {name: runs for name, runs in before.items() if runs}
 

@@ -72,6 +72,16 @@ def test_what_did_not_succeed_teaches_nothing(cluster: ClusterState) -> None:
     assert cluster.runtimes.runs == {}
 
 
+@pytest.mark.parametrize(
+    ("lease_id", "labels"), [("train_1", {"restart_count": "1"}), ("hand:ada@desk/0123abcd", {})]
+)
+def test_what_was_left_of_a_preempted_job_and_a_run_by_hand_tell_no_runtime_of_a_task(
+    cluster: ClusterState, lease_id: str, labels: dict[str, str]
+) -> None:
+    run(cluster, lease_id, 5.0, labels=labels)
+    assert cluster.runtimes.runs == {}
+
+
 def test_only_the_last_runs_of_the_last_classes_are_kept(cluster: ClusterState) -> None:
     for seconds in (1_000.0, 10.0):
         for _ in range(KEPT_RUNTIMES):

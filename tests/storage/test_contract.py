@@ -907,6 +907,28 @@ def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_clie
     assert fresh(open_client()).runtimes == cluster.runtimes.runs
 
 
+def test_what_tells_no_runtime_of_a_task_is_learnt_by_no_store(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    again = {"restart_count": "1"}
+    named = {"dag_id": "d", "task_id": "t"}
+    for lease_id, labels in (
+        ("train_1", again),  # preempted before: it went on from there
+        ("i:d/r1/t", {**named, **again}),
+        ("hand:ada@desk/0123abcd", {}),  # a random id
+        ("hand:ada@desk/0123abcd#2", {"restart_count": "0"}),
+        ("hand:ada@desk/train", {}),
+        ("hand:ada@desk/0123abcde", {"restart_count": "0"}),
+        ("hand:ada@desk/0123abce", named),
+    ):
+        request = Request(lease_id, 2, labels=labels)
+        lease = Lease(request, (Placement(cluster.nodes[0].name, (0, 1)),), cluster.last_fencing_token + 1, 0.0)
+        commit_all(store, cluster, Granted(lease, 0.0))
+        commit_all(store, cluster, Released(lease_id, lease.fencing_token, 9.0, "SUCCESS"))
+    assert cluster.runtimes.runs.keys() == {"hand:ada@desk/train", "hand:ada@desk/#abcde", "/d/t"}
+    assert fresh(open_client()).runtimes == cluster.runtimes.runs
+
+
 def test_attained_service_is_part_of_the_state_and_bounded(open_client: OpenStore) -> None:
     others = {f"other{number}": 1000 for number in range(MAX_JOBS - 3)}
     store = open_client()

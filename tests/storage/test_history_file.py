@@ -47,6 +47,16 @@ def test_a_start_that_failed_before_is_remembered_in_the_state_before() -> None:
     assert before.failed_starts == (steps[1],)
 
 
+def test_what_a_preempted_job_had_left_was_not_learnt_and_takes_back_nothing() -> None:
+    cluster = ClusterState(nodes("a", gpus=1))
+    steps: list[Change] = []
+    for token, labels in enumerate(({}, {"restart_count": "1"}), start=1):
+        lease = Lease(Request("train_1", 1, labels=labels), (Placement("a", (0,)),), token, 0.0)
+        steps += [Granted(lease, 0.0), Released("train_1", token, 60.0, "SUCCESS")]
+    cluster.apply(*steps)
+    assert before_changes(cluster.snapshot(), steps[2:]).before.runtimes == {"train_#": (60.0,)}
+
+
 class Counted(list[Change]):
     """Changes that count how often they are gone through."""
 

@@ -10,10 +10,8 @@ from resource_manager.core.changes import Change, Outcome, Preempting, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
 from resource_manager.core.models import KEY_SEPARATOR, Lease
+from resource_manager.core.runtimes import RESTARTS
 from resource_manager.scheduling.queue.runtime_limits import count_of
-
-RESTARTS = "restart_count"
-"""Label of a request: how often its job was preempted."""
 
 
 def taken_back(cluster: ClusterState, now: float) -> list[Change]:

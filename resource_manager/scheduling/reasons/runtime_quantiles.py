@@ -18,7 +18,14 @@ from types import MappingProxyType
 from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import is_hold
-from resource_manager.core.runtimes import ENOUGH_RUNTIMES, KEPT_RUNTIMES, class_of, run_s
+from resource_manager.core.runtimes import (
+    ENOUGH_RUNTIMES,
+    KEPT_RUNTIMES,
+    class_of,
+    is_one_of_a_kind,
+    is_whole,
+    run_s,
+)
 
 MISSED = 0.1
 """Part of the outcomes that should be below an interval, and part that should be above it."""
@@ -130,8 +137,9 @@ class RuntimeModel:
     """Quantiles of runtimes by class of task, learnt from runs in the order in which they ended.
 
     A class is a task of a DAG, or an id without its numbers; within it, requests of one team and shape. The
-    wider ones are the DAG and all tasks. Where a request states its runtime, what is learnt is the ratio of
-    runtime and statement. `runs` are runtimes by class, as the state keeps them, to begin with.
+    wider ones are the DAG and all tasks; runs by hand count for all runs of their user on that machine, and
+    all tasks. Where a request states its runtime, what is learnt is the ratio of runtime and statement. `runs`
+    are runtimes by class, as the state keeps them, to begin with.
     """
 
     def __init__(self, runs: Mapping[str, Iterable[float]] = MappingProxyType({})) -> None:
@@ -177,7 +185,8 @@ class RuntimeModel:
         if request.expected_runtime_s is not None:
             bases[STATED] = max(request.expected_runtime_s, 1.0)
         for kind, base in bases.items():
-            for key in (*_wide_classes(kind, name), _own_class(kind, name, request)):
+            keys = (*_wide_classes(kind, name), _own_class(kind, name, request))
+            for key in keys[:-2] if is_one_of_a_kind(request) else keys:
                 self._add(key, math.log(seconds / base))
 
     def _add(self, key: tuple[object, ...], log_s: float) -> None:
@@ -214,8 +223,10 @@ class RunWalk:
             self._going[lease.fencing_token] = lease, self.model.estimate(lease.request)
         elif isinstance(change, Released | Expired):
             going = self._going.pop(change.fencing_token, None)
-            if going is not None and isinstance(change, Released) and change.outcome == Outcome.SUCCESS:
-                lease, given = going
+            if going is None or not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
+                return
+            lease, given = going
+            if is_whole(lease.request):
                 self.model.learn(lease.request, run_s(lease.granted_at, change.at), given)
 
 

@@ -6,8 +6,14 @@ import random
 
 import pytest
 
-from resource_manager.core.models import Request
-from resource_manager.scheduling.reasons.runtime_quantiles import MAX_CLASSES, RuntimeModel, RuntimeQuantiles
+from resource_manager.core.changes import Granted, Released
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.scheduling.reasons.runtime_quantiles import (
+    MAX_CLASSES,
+    RuntimeModel,
+    RuntimeQuantiles,
+    RunWalk,
+)
 
 
 def task(number: int = 0, name: str = "train", **more: object) -> Request:
@@ -144,3 +150,24 @@ def test_a_hold_ends_when_it_says_however_wrong_others_were() -> None:
     assert known(model, task(expected_runtime_s=3600, ttl_s=3600)).at(0.5) < 1000, "its task renews it"
     hold = known(model, Request("hand:ada@desk/78f9b808", 1, expected_runtime_s=3600, ttl_s=3600))
     assert (hold.low_s, hold.high_s) == pytest.approx((3600, 3600))
+
+
+def walked(*runs: tuple[Request, float]) -> RuntimeModel:
+    walk = RunWalk(RuntimeModel())
+    for token, (request, seconds) in enumerate(runs, start=1):
+        walk.add(Granted(Lease(request, (Placement("a", (0,)),), token, 0.0), 0.0))
+        walk.add(Released(request.lease_id, token, seconds, "SUCCESS"))
+    return walk.model
+
+
+def test_what_was_left_of_a_job_that_was_preempted_is_no_runtime() -> None:
+    rest = task(9, labels={"restart_count": "1"})
+    model = walked(*[(task(), 3600.0)] * 3, *[(rest, 60.0)] * 3)
+    assert known(model, task()).low_s == pytest.approx(3600)
+
+
+def test_runs_by_hand_tell_of_their_user_and_push_out_no_task() -> None:
+    by_hand = ((Request(f"hand:ada@desk/{number:08x}", 1), 60.0) for number in range(MAX_CLASSES // 2))
+    model = walked(*[(task(), 3600.0)] * 3, *by_hand)
+    assert known(model, task(9)).at(0.5) == pytest.approx(3600)
+    assert known(model, Request("hand:ada@desk/ffffffff", 1)).at(0.5) == pytest.approx(60)

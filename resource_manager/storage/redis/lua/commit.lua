@@ -206,13 +206,19 @@ end
 
 -- Learn how long the task of a lease ran that ends at that time, as core/runtimes.py does: of so many classes
 -- of tasks, so many runs each. The field of a class has the version of the change, then the runs in seconds.
+-- A job that was preempted tells only what was left of it, and an id that is random names no task.
 local function learn(text, classes, most, at)
   local lease = cjson.decode(string.match(text, '^[^\n]*')).lease
-  local labels, class = lease.request.labels or {}, nil
+  local labels, id, class = lease.request.labels or {}, job_id_of(lease.request.lease_id), nil
+  if (labels.restart_count or '0') ~= '0' then
+    return
+  end
   if (labels.dag_id or '') ~= '' then
     class = (labels.instance or '') .. '/' .. labels.dag_id .. '/' .. (labels.task_id or '')
+  elseif string.find(id, '^hand:.*/' .. string.rep('[0-9a-f]', 8) .. '$') then
+    return
   else
-    class = string.gsub(job_id_of(lease.request.lease_id), '%d+', '#')
+    class = string.gsub(id, '%d+', '#')
   end
   local known = redis.call('HGET', rules, 'runs:' .. class)
   local runs = known and cjson.decode(known) or {0}
