@@ -133,9 +133,12 @@ class EstimateRecord:
         self.coverage[given.kind] = below, above, coverage.outcomes
 
     def widened(self, start: Start, now: float) -> Start:
-        """Return the start with the interval that outcomes of its kind ask for."""
-        if start.at is None:
-            return start
+        """Return the start with the interval that outcomes of its kind ask for; a guess has no time.
+
+        Nobody is told a guess: nor is it kept, held against the start, or learnt from.
+        """
+        if start.at is None or start.why is not None:
+            return Start(None, why=start.why, plays=start.plays)
         below, above, _ = self.coverage.get(kind_of(start, now), FIRST_OFFSETS)
         wait_s = _wait_s(start.at, now)
         low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)

@@ -22,6 +22,7 @@ from resource_manager.manager.forecasts import (
     ENOUGH_OUTCOMES,
     FEW_DATA,
     RECORDS,
+    UNKNOWN,
     EstimateRecord,
     GivenEstimate,
     kept_record,
@@ -76,6 +77,8 @@ def test_a_start_behind_a_task_of_which_no_run_is_known_is_unknown_and_says_what
             r"the end of train \w+ is unknown; state runtimes: expected_runtime, --expected-runtime",
             start["detail"],
         )
+    [given] = kept_record(manager.store).given.values()
+    assert (given.kind, given.median, given.earliest, given.latest) == (UNKNOWN, None, None, None)
 
 
 def test_a_task_that_takes_ten_times_as_long_now_has_an_interval_that_holds_both(
