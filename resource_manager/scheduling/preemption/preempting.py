@@ -24,6 +24,7 @@ from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.scheduling.preemption.victim_right import Planned
 from resource_manager.scheduling.preemption.victims import find_victims, place_of
 from resource_manager.scheduling.queue.quotas import StopKind, stop_of
+from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 from resource_manager.scheduling.queue.windows import is_restricted
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -142,15 +143,14 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
         searches: Counter[str] = Counter()
         found = 0
         for pending in current.order.starting(cluster, current.now) if kinds else ():
-            request = pending.request
-            team, delay_s = request.team, request.preemption_delay_s
+            request, team = pending.request, pending.request.team
             own_kind = kind_of(request)
             if own_kind not in kinds or request.lease_id in plan.to_come:
                 continue
             is_over = searches[team] >= MAX_IN_VAIN or searches.total() >= MAX_IN_VAIN * MAX_TEAMS
             if is_over and own_kind not in turn:
                 continue
-            if now - pending.queued_at < (ledger.rules.preemption_delay_s if delay_s is None else delay_s):
+            if now < preempts_from(ledger, pending):
                 continue
             # Windows, failed starts and prices speak of one request, and not of all of its kind.
             is_alone = current.limits.admission is not None or is_restricted(cluster, request)
@@ -180,6 +180,16 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
             if found == MAX_SEARCHES:
                 break
     return changes
+
+
+def preempts_from(ledger: TeamLedger, pending: PendingRequest) -> float:
+    """Return the time from which on a pending request may preempt: once it has waited for free capacity.
+
+    One that was preempted itself waits so long again, for all that its place in the queue is the old one.
+    """
+    delay_s = pending.request.preemption_delay_s
+    since = pending.queued_at + count_of(pending.request.labels, PREEMPTED_AFTER)
+    return since + (ledger.rules.preemption_delay_s if delay_s is None else delay_s)
 
 
 def _is_too_long(ledger: TeamLedger, request: Request) -> bool:

@@ -11,7 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.core.runtimes import RESTARTS
-from resource_manager.scheduling.queue.runtime_limits import count_of
+from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 
 
 def taken_back(cluster: ClusterState, now: float) -> list[Change]:
@@ -56,8 +56,12 @@ def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> l
     if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:
         return []
     labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+    at_end = lease.preempted_by in LIMITS
+    labels.pop(PREEMPTED_AFTER, None)
+    if not at_end:
+        labels[PREEMPTED_AFTER] = str(max(int(now - lease.arrived_at), 0))
     request = replace(request, labels=labels, preferred_node=lease.placement.node)
-    if lease.preempted_by in LIMITS:
+    if at_end:
         return [Queued(request, now, cluster.sequence + 1, now)]
     return [Queued(request, lease.arrived_at, lease.sequence, now)]
 

@@ -9,6 +9,7 @@ from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.scheduling.queue.runtime_limits import (
+    PREEMPTED_AFTER,
     RUNTIME_USED,
     count_of,
     longest_runtime_s,
@@ -42,6 +43,8 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
         if used_s >= longest_s:
             return []
         labels[RUNTIME_USED] = str(used_s)
+    if not keeps_place:
+        labels.pop(PREEMPTED_AFTER, None)  # it arrives again
     request = replace(request, labels=labels)
     if keeps_place:
         return [Queued(request, lease.arrived_at, lease.sequence, now)]

@@ -17,6 +17,9 @@ from resource_manager.core.team_ledger import TeamLedger
 RUNTIME_USED = "runtime_used_s"
 """Label of a request: the seconds for which leases that it gave back were held."""
 
+PREEMPTED_AFTER = "preempted_after_s"
+"""Label of a request that kept its place: the seconds from its arrival to its last preemption."""
+
 
 def runtime_used_s(request: Request) -> int:
     """Return the seconds for which leases of the request were held and given back."""

@@ -148,6 +148,20 @@ def test_a_request_waits_for_free_capacity_before_it_preempts() -> None:
     assert set(shared.state.leases) == {"mine", "quick"}
 
 
+def test_a_victim_waits_for_free_capacity_again_before_it_preempts() -> None:
+    """Its request is an old one: else each victim takes the next one's lease at once."""
+    shared = Shared(Team("vision", 4), letters="ab", delay_s=10.0)
+    shared.submit("victim", 4, team="nlp", priority=1)
+    shared.submit("other", 4, team="nlp")
+    shared.tick(11.0)
+    shared.submit("mine", 4, team="vision", required_node="a", preemption_delay_s=0.0)
+    shared.release("victim")
+    shared.tick(9.0)
+    assert shared.preempting() == {}
+    shared.tick(1.0)
+    assert shared.preempting() == {"other": "victim"}
+
+
 def test_a_request_that_does_not_wait_preempts_nobody() -> None:
     shared = Shared(Team("vision", 4), delay_s=30.0)
     shared.submit("x", 4, team="nlp")

@@ -37,7 +37,7 @@ def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -
     pending = shared.state.pending["x"]
     assert (pending.queued_at, pending.sequence) == (queued_at, 2)
     assert pending.request.preferred_node == "a"
-    assert pending.request.labels == {"model": "bert", "restart_count": "1"}
+    assert pending.request.labels == {"model": "bert", "restart_count": "1", "preempted_after_s": "4"}
     assert restarts_of(pending.request.labels) == 1
     assert [entry.lease_id for entry in fifo(shared.state, shared.now)] == ["x", "later"]
 

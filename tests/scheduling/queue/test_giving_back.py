@@ -16,7 +16,12 @@ from resource_manager.scheduling.queue.giving_back import (
     SOON_S,
     given_back,
 )
-from resource_manager.scheduling.queue.runtime_limits import RUNTIME_USED, lease_end, runtime_used_s
+from resource_manager.scheduling.queue.runtime_limits import (
+    PREEMPTED_AFTER,
+    RUNTIME_USED,
+    lease_end,
+    runtime_used_s,
+)
 from tests.builders import node
 
 
@@ -44,10 +49,11 @@ def lease(request: Request, granted_at: float = 100.0) -> Lease:
 )
 def test_the_old_place_is_kept_once_and_soon(labels: dict[str, str], after_s: float, keeps: bool) -> None:
     cluster, now = cluster_with(), 100.0 + after_s
-    (queued,) = given_back(cluster, lease(Request("t", 1, labels=labels)), now)
+    (queued,) = given_back(cluster, lease(Request("t", 1, labels={**labels, PREEMPTED_AFTER: "50"})), now)
     place = (queued.queued_at, queued.sequence)
     assert place == ((40.0, 3) if keeps else (now, cluster.sequence + 1))
     assert queued.request.labels[GIVEN_BACK] in ("1", "2")
+    assert (PREEMPTED_AFTER in queued.request.labels) == keeps, "one that arrives again waits from then on"
 
 
 def test_what_would_run_into_maintenance_keeps_its_place_as_often_as_it_is_given_back() -> None:

@@ -85,6 +85,7 @@ def test_a_job_gives_its_gpus_back_after_its_turn_and_waits_behind_others() -> N
     _, queued = lease_steps.release(cluster, "x", 590.0, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED)
     assert (queued.queued_at, queued.sequence) == (590.0, 2)  # type: ignore[union-attr]
     assert queued.request.labels["restart_count"] == "1"  # type: ignore[union-attr]
+    assert "preempted_after_s" not in queued.request.labels  # type: ignore[union-attr]
 
 
 def test_a_renewal_does_not_extend_the_limit_but_the_time_that_a_told_job_has() -> None:
