@@ -30,15 +30,20 @@ Ends = Callable[[Lease, float], float | None]
 
 def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> float | None:
     """Return a lease's expected end, never before now; None if its runtime is unknown."""
+    end = _end(lease, now, runtimes.runtime_of)
+    if end is None or end >= now:
+        return end
+    return now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0)
+
+
+def _end(lease: Lease, now: float, runtime_of: Callable[[Request], float | None]) -> float | None:
+    """Return when a lease ends by that runtime, or by its preemption; None if that is unknown."""
     if lease.quarantined:
         return None
     if lease.preempted_by:
         return max(lease.preempt_until, now)
-    runtime = runtimes.runtime_of(lease.request)
-    if runtime is None:
-        return None
-    end = lease.granted_at + runtime
-    return end if end > now else now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0)
+    runtime = runtime_of(lease.request)
+    return None if runtime is None else lease.granted_at + runtime
 
 
 class DrawnEnds:
@@ -110,11 +115,8 @@ class DrawnEnds:
         return self._known[key]
 
     def __call__(self, lease: Lease, now: float) -> float | None:
-        if lease.quarantined:
-            return None
-        if lease.preempted_by:
-            return max(lease.preempt_until, now)
-        found = self._of(lease.request)
-        if found is None:
-            return None
-        return lease.granted_at + found.at(self._common if self.draw() < COMMON else self.draw())
+        return _end(lease, now, self._drawn_s)
+
+    def _drawn_s(self, request: Request) -> float | None:
+        found = self._of(request)
+        return None if found is None else found.at(self._common if self.draw() < COMMON else self.draw())
