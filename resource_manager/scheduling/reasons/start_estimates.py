@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 
-from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import (
@@ -31,7 +29,6 @@ from resource_manager.core.refusal import (
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
-from resource_manager.scheduling.preemption.requeueing import likely_outcome, requeued
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.capacity_grounds import (
     leases_in_the_way,
@@ -40,14 +37,19 @@ from resource_manager.scheduling.reasons.capacity_grounds import (
 )
 from resource_manager.scheduling.reasons.feasibility import standings
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, Ends, expected_end
+from resource_manager.scheduling.reasons.play_events import (
+    apply_cleaned,
+    apply_event,
+    grant,
+    openings,
+    preempt,
+    requests_of,
+)
 from resource_manager.scheduling.reasons.runtime_quantiles import MISSED
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_STEPS = 500
 """Maximum number of steps of a play, each a lease's end; a request that starts later gets no estimate."""
-
-MAX_ARRIVALS = 100
-"""Maximum number of announced requests, the next ones, that arrive in a play."""
 
 LONG_QUEUE = 100
 """Number of pending requests above which leases that end at about the same time end together in a play."""
@@ -122,7 +124,7 @@ def estimate_starts(
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
         running = [(ends_at(lease, since), lease) for lease in cluster.leases.values()]
         own = frozenset(cluster.pending)
-        events = chain(running, _requests(arrivals))
+        events = chain(running, requests_of(arrivals))
         play = _play(cluster, current, events, ends_at, goes_on, wanted or own, since)
         for lease_id in own & play.starts.keys():
             at, node, after, end = play.starts[lease_id]
@@ -132,10 +134,11 @@ def estimate_starts(
         if wanted and starts.keys() >= set(wanted):
             return starts
         if play.is_cut:
-            return starts | dict.fromkeys(own & cluster.pending.keys(), LATER)
+            return dict.fromkeys(own & cluster.pending.keys(), LATER) | starts
         last = replace(current, now=play.at, suspended=None)
         unknown = _why_unknown(cluster, last, play.endless, wanted or own, too_far=play.too_far)
-        why += ((request, found) for request, found in unknown if request.lease_id in own)
+        left = own - starts.keys()
+        why += ((request, found) for request, found in unknown if request.lease_id in left)
     for request, found in why:  # without one: what the closed servers have now, not what they will have
         starts[request.lease_id] = Start(None, why=no_capacity(cluster, request) if found is None else found)
     return starts
@@ -166,7 +169,7 @@ def forecast_starts(
         cluster.apply(*allocator.enqueue(cluster, extra, current.now))
         while len(plays) < count:
             with cluster.trial():
-                events = chain(drawn.running(), _requests(arrivals, drawn.draw))
+                events = chain(drawn.running(), requests_of(arrivals, drawn.draw))
                 play = _play(cluster, current, events, drawn, goes_on, wanted or starts, drawn.now)
             if play.is_cut:
                 break
@@ -219,8 +222,8 @@ def _play(
     """
     now = current.now
     play, missing = _Play(at=now), set(wanted)
-    ends: list[tuple[float, int, Lease | Request | None]] = [
-        (opening, -number, None) for number, opening in enumerate(_openings(cluster, now), start=1)
+    ends: list[tuple[float, float, Lease | Request | None]] = [
+        (opening, -number, None) for number, opening in enumerate(openings(cluster, now), start=1)
     ]
     for number, (end, event) in enumerate(events, start=len(ends) + 1):
         if end is None:
@@ -229,14 +232,15 @@ def _play(
             ends.append((end, event.fencing_token if isinstance(event, Lease) else -number, event))
     heapq.heapify(ends)
     after: Lease | None = None
-    first: list[str] = []
-    """Requests for which leases that have ended were preempted."""
+    ended: list[Lease | None] = []
+    """Leases that have ended since the last grants."""
+    preempts = cluster.teams.preemption and len(cluster.pending) <= LONG_QUEUE
     together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
     clean_at = since + CLEANING_S
     if clean_at <= now:
-        _apply_cleaned(cluster, now)
+        apply_cleaned(cluster, now)
     while ends and ends[0][0] < now:
-        first += _apply_event(cluster, heapq.heappop(ends)[2], now)
+        ended.append(apply_event(cluster, heapq.heappop(ends)[2], now))
     dirty = any(state.cleaning for state in cluster.nodes)
     for _ in range(MAX_STEPS):
         if not goes_on():
@@ -245,81 +249,34 @@ def _play(
         at_that_time = SchedulingPass(
             current.policy, current.order, play.at, current.suspended, current.limits
         )
-        for lease in _grant(cluster, at_that_time, first):
+        for lease in grant(cluster, at_that_time, ended):
             own_end = ends_at(lease, play.at)
-            play.starts[lease.lease_id] = (play.at, lease.placement.node, after, own_end)
+            play.starts.setdefault(lease.lease_id, (play.at, lease.placement.node, after, own_end))
             missing.discard(lease.lease_id)
             if own_end is None:
                 play.endless.add(lease.lease_id)
             else:
                 heapq.heappush(ends, (own_end, lease.fencing_token, lease))
         is_over = not missing
+        for lease in preempt(cluster, at_that_time) if preempts and not is_over else ():
+            heapq.heappush(ends, (lease.preempt_until, lease.fencing_token + 0.5, lease))
         if dirty and not is_over:
             play.at, dirty = clean_at, False
-            _apply_cleaned(cluster, play.at)
+            apply_cleaned(cluster, play.at)
             continue
         if is_over or not ends:
             return play
         play.at, _, entry = heapq.heappop(ends)
-        first = _apply_event(cluster, entry, play.at)
-        after = entry if isinstance(entry, Lease) else None
+        after = apply_event(cluster, entry, play.at)
+        ended = [after]
         last, total, count = play.at + together * (play.at - now), play.at, 1
         while together and ends and ends[0][0] <= last:
             end, _, entry = heapq.heappop(ends)
-            first += _apply_event(cluster, entry, end)
+            ended.append(apply_event(cluster, entry, end))
             total, count = total + end, count + 1
         play.at = total / count
     play.too_far = True
     return play
-
-
-def _openings(cluster: ClusterState, now: float) -> Iterator[float]:
-    """Yield when maintenance windows end, and when servers on which a job did not start are tried again."""
-    for window in cluster.windows:
-        if opening := window.occurrence(now):
-            yield opening[1]
-    for lease_id, failed in cluster.failed_starts.items():
-        for entry in failed if lease_id in cluster.pending else ():
-            yield max(avoided_until(entry), now)
-
-
-def _requests(
-    arrivals: Iterable[Arrival], draw: Callable[[], float] = lambda: 0.5
-) -> Iterator[tuple[float, Lease | Request]]:
-    """Yield the next announced requests with the times of their arrival, of a mapped task all at one time."""
-    copies = (
-        (at, announced.request.for_task(f"{announced.lease_id}/{number}"))
-        for announced, at in ((arrival.announced, arrival.at(draw())) for arrival in arrivals)
-        for number in range(max(announced.copies, 1))
-    )
-    return islice(copies, MAX_ARRIVALS)
-
-
-def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> list[str]:
-    """Apply the end of a lease, or queue a request; None: a server opens to requests.
-
-    On watched nodes the GPUs of a lease are clean at its end. The request of a preempted one waits again;
-    returns the id of the one that it was preempted for.
-    """
-    if isinstance(entry, Request):
-        cluster.apply(*allocator.enqueue(cluster, [entry], at))
-    elif entry is not None:
-        outcome = likely_outcome(entry) if entry.preempted_by else ""
-        cluster.apply(Released(entry.lease_id, entry.fencing_token, at, outcome))
-        for member in entry.members:
-            if (state := cluster.by_name.get(member.node)) is not None and state.watched:
-                for gpu_id in member.gpu_ids:
-                    cluster.apply(GpuCleaned(member.node, gpu_id, entry.fencing_token, at))
-        cluster.apply(*requeued(cluster, entry, outcome, at))
-        if entry.preempted_by:
-            return [entry.preempted_by]
-    return []
-
-
-def _apply_cleaned(cluster: ClusterState, at: float) -> None:
-    """Apply that all is clean that is being cleaned."""
-    for entry in [entry for state in cluster.nodes for entry in state.cleaning.values()]:
-        cluster.apply(GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, at))
 
 
 def _why_unknown(
@@ -370,16 +327,3 @@ def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) 
     if not found:
         return NoKnownEnd()
     return EndUnknown(name_of(found[0]), len(found) - 1)
-
-
-def _grant(cluster: ClusterState, current: SchedulingPass, first: Collection[str]) -> list[Lease]:
-    """Apply the allocator's grants of that pass to the cluster in its trial; return their leases.
-
-    Those for which leases were preempted come `first`.
-    """
-    granted: list[Lease] = []
-    for pending, members in allocator.dispatch(cluster, current, first):
-        change = allocator.grant(cluster, pending.request, members, current.now)
-        cluster.apply(change)
-        granted.append(change.lease)
-    return granted

@@ -1,0 +1,44 @@
+"""Plays of the queue with preemption: who takes what, when, and what becomes of it."""
+
+from __future__ import annotations
+
+from resource_manager.core.teams import Team
+from resource_manager.scheduling.reasons.play_events import MAX_DELAYS, openings
+from resource_manager.scheduling.reasons.start_estimates import estimate_starts
+from tests.scheduling.shared_cluster import Shared
+
+
+def borrowed(runtime_s: float) -> Shared:
+    """Return a server that a borrower has for so long from 1001 on; two wait from 1002 and 1003 on."""
+    shared = Shared(Team("vision", 4), delay_s=30.0)
+    shared.submit("borrows", 4, team="nlp", expected_runtime_s=runtime_s, preempt_grace_s=10.0)
+    shared.submit("later", 4, team="nlp", expected_runtime_s=1.0)
+    shared.submit("mine", 4, team="vision", expected_runtime_s=100.0)
+    return shared
+
+
+def starts(shared: Shared) -> dict[str, float | None]:
+    found = estimate_starts(shared.state, shared.current)
+    return {lease_id: start.at for lease_id, start in found.items()}
+
+
+def test_a_request_that_will_preempt_starts_then_and_those_behind_its_victim_wait_for_that() -> None:
+    shared = borrowed(10_000.0)
+    expected = {"mine": 1043.0, "later": 11_143.0}
+    assert starts(shared) == expected
+    shared.tick(30.0)
+    assert shared.preempting() == {"borrows": "mine"}
+    assert starts(shared) == expected
+
+
+def test_a_job_that_ends_by_itself_in_its_grace_does_not_wait_again() -> None:
+    assert starts(borrowed(35.0)) == {"mine": 1036.0, "later": 1136.0}
+
+
+def test_of_many_requests_that_wait_for_their_delay_some_have_a_step_of_their_own() -> None:
+    shared = borrowed(10_000.0)
+    for number in range(100):
+        shared.submit(f"t{number}", 1, team="nlp")
+    times = list(openings(shared.state, shared.now))
+    assert times[0] == shared.now + 30.0
+    assert 1 < len(times) <= MAX_DELAYS
