@@ -922,9 +922,9 @@ def test_what_tells_no_runtime_of_a_task_is_learnt_by_no_store(open_client: Open
         ("hand:ada@desk/0123abce", named),
     ):
         request = Request(lease_id, 2, labels=labels)
-        lease = Lease(request, (Placement(cluster.nodes[0].name, (0, 1)),), cluster.last_fencing_token + 1, 0.0)
-        commit_all(store, cluster, Granted(lease, 0.0))
-        commit_all(store, cluster, Released(lease_id, lease.fencing_token, 9.0, "SUCCESS"))
+        place, token = Placement(cluster.nodes[0].name, (0, 1)), cluster.last_fencing_token + 1
+        commit_all(store, cluster, Granted(Lease(request, (place,), token, 0.0), 0.0))
+        commit_all(store, cluster, Released(lease_id, token, 9.0, "SUCCESS"))
     assert cluster.runtimes.runs.keys() == {"hand:ada@desk/train", "hand:ada@desk/#abcde", "/d/t"}
     assert fresh(open_client()).runtimes == cluster.runtimes.runs
 

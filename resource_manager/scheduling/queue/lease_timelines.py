@@ -83,10 +83,7 @@ class Timeline:
 
     @classmethod
     def of_leases(cls, node: NodeState, runtime_s: Callable[[Request], float]) -> Timeline:
-        """Return what is free as the node's leases end; one past its expected end has ended.
-
-        A quarantined one has no end: what is left of its job may run until somebody knows that it is gone.
-        """
+        """Return what is free as leases end: one past its expected end has, a quarantined one never will."""
         ends = sorted(
             (
                 (math.inf if lease.quarantined else lease.granted_at + runtime_s(lease.request), lease.key)

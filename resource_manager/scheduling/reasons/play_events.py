@@ -19,7 +19,7 @@ MAX_ARRIVALS = 100
 """Maximum number of announced requests, the next ones, that arrive in a play."""
 
 MAX_DELAYS = 16
-"""Maximum number of times in a play at which a request may begin to preempt, besides those of other events."""
+"""Maximum number of steps of a play for the ends of delays after which requests may preempt."""
 
 
 def openings(cluster: ClusterState, now: float) -> Iterator[float]:
@@ -49,7 +49,7 @@ def requests_of(
 
 
 def apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> Lease | None:
-    """Apply the end of a lease, and return it as it was, or queue a request; None: a server opens to requests.
+    """Apply the end of a lease, which is returned as it was, or queue a request; None: a server opens.
 
     On watched nodes the GPUs of a lease are clean at its end. The request of a preempted one waits again. A
     lease that was preempted has two ends, of which the first counts.

@@ -138,8 +138,8 @@ class RuntimeModel:
 
     A class is a task of a DAG, or an id without its numbers; within it, requests of one team and shape. The
     wider ones are the DAG and all tasks; runs by hand count for all runs of their user on that machine, and
-    all tasks. Where a request states its runtime, what is learnt is the ratio of runtime and statement. `runs`
-    are runtimes by class, as the state keeps them, to begin with.
+    all tasks. Where a request states its runtime, what is learnt is the ratio of runtime and statement.
+    `runs` are runtimes by class, as the state keeps them, to begin with.
     """
 
     def __init__(self, runs: Mapping[str, Iterable[float]] = MappingProxyType({})) -> None:

@@ -234,8 +234,9 @@ def _play(
     after: Lease | None = None
     ended: list[Lease | None] = []
     """Leases that have ended since the last grants."""
-    preempts = cluster.teams.preemption and len(cluster.pending) <= LONG_QUEUE
-    together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
+    is_long = len(cluster.pending) > LONG_QUEUE
+    together = TOGETHER if is_long else 0.0
+    may_preempt = preempts = cluster.teams.preemption and not is_long
     clean_at = since + CLEANING_S
     if clean_at <= now:
         apply_cleaned(cluster, now)
@@ -267,6 +268,7 @@ def _play(
         if is_over or not ends:
             return play
         play.at, _, entry = heapq.heappop(ends)
+        preempts = may_preempt and entry is None  # in each step it would cost more than all else
         after = apply_event(cluster, entry, play.at)
         ended = [after]
         last, total, count = play.at + together * (play.at - now), play.at, 1

@@ -114,8 +114,8 @@ def _why(found: Evidence, begin: float, end: float, looks: Sequence[Look]) -> st
 def estimates(found: Evidence, held: Iterable[Span]) -> tuple[int, int, int]:
     """Return how many first estimates with bounds there were, how many held, and how many began later.
 
-    A job that was preempted, or gave its lease back, waits again under its number: an estimate of a wait is of
-    the start that ended that wait, and each wait has one of its own.
+    A job that was preempted, or gave its lease back, waits again under its number: each wait has an
+    estimate of its own, which is of the start that ended it.
     """
     begins: dict[tuple[str, int], list[float]] = defaultdict(list)
     for span in held:
