@@ -14,7 +14,7 @@ from resource_manager.core.announced import MAX_ANNOUNCED, MAX_OF_RUN
 from resource_manager.core.models import Lease
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import coming_in_words
-from tests.builders import Clock
+from tests.builders import Clock, present
 
 
 @pytest.fixture
@@ -223,3 +223,19 @@ def test_the_estimate_of_a_start_knows_what_is_coming(manager: GPUResourceManage
     after = manager.explain_named("next")["estimated_start"]
     assert before["at"] == pytest.approx(clock.now + 600, abs=10)
     assert after["at"] == pytest.approx(clock.now + 1200, abs=60)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_the_queue_is_read_while_a_copy_of_what_is_announced_runs_or_waits(
+    manager: GPUResourceManager, clock: Clock, is_running: bool
+) -> None:
+    """Plays queue copies by their own ids: one that was there already made every read of the queue fail."""
+    for number in range(5):
+        play(manager, clock, f"r{number}", lag_s=300, prep_s=600)
+    if not is_running:
+        manager.submit("busy", 8, expected_runtime=6000)
+    manager.submit(f"{lease('prep', 'r9')}/0", 8, expected_runtime=6000)
+    manager.submit("waits", 8, expected_runtime=600)
+    assert announce(manager, "prep", "r9", copies=2)
+    start = manager.queue()[-1]["estimated_start"]
+    assert present(start["at"]) == pytest.approx(clock.now + (6000 if is_running else 12_000), abs=60)

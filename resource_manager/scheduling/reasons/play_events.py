@@ -51,11 +51,12 @@ def requests_of(
 def apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> Lease | None:
     """Apply the end of a lease, which is returned as it was, or queue a request; None: a server opens.
 
-    On watched nodes the GPUs of a lease are clean at its end. The request of a preempted one waits again. A
-    lease that was preempted has two ends, of which the first counts.
+    A request that has come already is not queued. GPUs of watched nodes are clean at the end of their lease.
+    The request of a preempted one waits again. A lease that was preempted has two ends: the first counts.
     """
     if isinstance(entry, Request):
-        cluster.apply(*allocator.enqueue(cluster, [entry], at))
+        if entry.lease_id not in cluster.pending and entry.lease_id not in cluster.leases:
+            cluster.apply(*allocator.enqueue(cluster, [entry], at))
         return None
     lease = None if entry is None else cluster.leases.get(entry.lease_id)
     if entry is None or lease is None or lease.fencing_token != entry.fencing_token:
