@@ -29,9 +29,9 @@ from resource_manager.scheduling.preemption.preempting import (
     starting_early,
 )
 from resource_manager.scheduling.preemption.requeueing import taken_back
-from resource_manager.scheduling.preemption.victims import place_of
+from resource_manager.scheduling.preemption.victims import place_by_right
 from resource_manager.scheduling.queue.backfill import Reservations
-from resource_manager.scheduling.queue.quotas import may_start, stop_of, within_guarantee
+from resource_manager.scheduling.queue.quotas import as_guaranteed, may_start, stop_of, within_guarantee
 from resource_manager.scheduling.queue.runtime_limits import lease_end
 from resource_manager.scheduling.queue.windows import closed_for, is_restricted, place_now
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
@@ -222,10 +222,9 @@ def dispatch(
     if current.suspended is not None:
         return
     for lease_id in first:
-        if pending := cluster.pending.get(lease_id):
-            members = place_of(cluster, pending, current)
-            if members is not None:
-                yield pending, members
+        pending = cluster.pending.get(lease_id)
+        if pending and (placed := place_by_right(cluster, pending, current)):
+            yield pending, placed.members
     if not cluster.preempting:
         yield from _dispatch(cluster, current, ())
         return
@@ -253,6 +252,8 @@ def _dispatch(
             continue
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
+        if blocked and cluster.ledger is not None:  # only what its team is guaranteed lets it go on
+            request = as_guaranteed(cluster.ledger, request)
         restricted = is_restricted(cluster, request)
         members = None
         if (restricted or request.shape not in too_large) and (
@@ -270,7 +271,7 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        placed = within_guarantee(cluster.ledger, request)
+        placed = within_guarantee(cluster.ledger, pending.request)
         if not (blocks_queue(cluster, placed, current) if restricted else prospects.usable(placed)):
             continue  # it blocks nobody
         if current.order.backfill:

@@ -22,7 +22,13 @@ from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.scheduling.preemption.victim_right import Planned
-from resource_manager.scheduling.preemption.victims import find_victims, place_of
+from resource_manager.scheduling.preemption.victims import (
+    find_victims,
+    place_by_right,
+    place_of,
+    takes_of_others,
+    ways_after,
+)
 from resource_manager.scheduling.queue.quotas import StopKind, stop_of
 from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 from resource_manager.scheduling.queue.windows import is_restricted
@@ -250,7 +256,7 @@ class _Plan:
 
 def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
-    plan = _Plan(cluster, _ending(cluster) if cluster.preempting else [])
+    plan = _Plan(cluster, _ending(cluster))
     for lease in plan.ending:
         cluster.suppose_ended(lease)
     for by in dict.fromkeys(lease.preempted_by for lease in plan.ending):
@@ -279,7 +285,7 @@ def _starts_after(
         with cluster.reserved(others):
             parts = _free_parts(cluster, plan.to_come.values(), current.now)
             with cluster.reserved(parts):
-                return place_of(cluster, pending, current) is not None
+                return any(place_of(cluster, way, current) for way in ways_after(cluster, pending, victims))
 
 
 def _ending(cluster: ClusterState) -> list[Lease]:
@@ -295,30 +301,32 @@ def starting_early(
 ) -> Iterator[tuple[PendingRequest, Members]]:
     """Yield those for whom leases are ending and who fit already, with their members.
 
-    None takes what another of them is to get. Apply each grant before the next step.
+    None takes what another of them is to get, nor by right GPUs of types outside its team's guarantee. Apply
+    each grant before the next step.
     """
     for by in dict.fromkeys(lease.preempted_by for lease in _ending(cluster)):
         pending = cluster.pending.get(by)
-        if pending is None:
-            continue
-        with cluster.trial():
-            to_come = _place(cluster, pending, current)
-            after = {} if to_come is None else _plan(cluster, current).to_come
-        if to_come is None:
+        if pending is None or place_of(cluster, pending, current) is None:
             continue
         with cluster.trial():
             before = _plan(cluster, current).to_come
-        if before.keys() - {by} <= after.keys():
+        as_planned = pending
+        if by in before and takes_of_others(pending.request, ending_for(cluster, by)):
+            as_planned = replace(pending, request=before[by].request)
+        with cluster.trial():
+            to_come = _place(cluster, as_planned, current)
+            after = {} if to_come is None else _plan(cluster, current).to_come
+        if to_come is not None and before.keys() - {by} <= after.keys():
             yield pending, to_come.members
 
 
 def _place(cluster: ClusterState, pending: PendingRequest, current: SchedulingPass) -> Lease | None:
     """Grant the request in the trial that the cluster is in; return its lease, None if it does not fit."""
-    members = place_of(cluster, pending, current)
-    if members is None:
+    placed = place_by_right(cluster, pending, current)
+    if placed is None:
         return None
     # Quarantined, since nobody can be given what is only planned.
-    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, current.now, quarantined=True)
+    lease = Lease(*placed, cluster.last_fencing_token + 1, current.now, quarantined=True)
     cluster.apply(Granted(lease, current.now))
     return lease
 
@@ -326,9 +334,6 @@ def _place(cluster: ClusterState, pending: PendingRequest, current: SchedulingPa
 @contextmanager
 def held_back(cluster: ClusterState, current: SchedulingPass) -> Iterator[Collection[str]]:
     """Reserve what preempted leases have freed so far for those they ended for; yield the ids of those."""
-    if not cluster.preempting:
-        yield ()
-        return
     with cluster.trial():
         planned = _plan(cluster, current).to_come
     with cluster.reserved(_free_parts(cluster, planned.values(), current.now)):

@@ -11,7 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MAX_PRIORITY, Lease, Request
 from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of, held_milli, milli_of
 from resource_manager.core.teams import milli_of_gpus
-from resource_manager.scheduling.queue.quotas import stays_inside
+from resource_manager.scheduling.queue.quotas import stays_inside, types_left
 
 Share = tuple[tuple[float, float], ...]
 """Sort key of a team: of each level of its tree what it holds of its guarantee, and by weight, negative."""
@@ -107,7 +107,7 @@ class Right:
                     continue
                 own_milli += held_milli(lease)
             found.append(lease)
-        without = {name for name in newest if name != team and not self._has_right(name, own_milli)}
+        without = {name for name in newest if name != team and not self.begins(self.decides(name), own_milli)}
         return [lease for lease in found if lease.request.team not in without] if without else found
 
     def _newest(self, team: str) -> float | None:
@@ -188,11 +188,19 @@ class Right:
             if lease.lease_id not in ended:
                 yield lease
 
-    def _has_right(self, team: str, own_milli: int = 0) -> bool:
-        return self.begins(self._side(team).decides, own_milli)
+    def _has_right(self, team: str) -> bool:
+        """Return True if leases of that team may be taken for GPUs of all types of the request."""
+        decides, request = self.decides(team), self._request
+        if not decides.team.guaranteed_by_type:
+            return self.begins(decides)
+        inside = types_left([decides], request)
+        return self.begins(decides) and inside == [*request.gpu_types]
 
-    def begins(self, decides: Account, own_milli: int) -> bool:
-        """Return True if others' leases may be taken, once so much that the account holds has ended."""
+    def begins(self, decides: Account, own_milli: int = 0) -> bool:
+        """Return True if others' leases may be taken for GPUs of some type.
+
+        That is once so much that the account holds has ended.
+        """
         return milli_of(self._request) > 0 and stays_inside(decides, self._request, -own_milli)
 
     def decides(self, team: str) -> Account:
@@ -295,7 +303,7 @@ def right_to(cluster: ClusterState, request: Request, victims: Sequence[Lease]) 
     others = {ledger.of(lease.request).name for lease in victims if lease.request.team != request.team}
     own, right = ledger.of(request), Right(cluster, request, 0.0)
     would_hold = own.allocated + milli_of(request)
-    if not right.holds(victims):
+    if not all(right.begins(right.decides(name)) for name in others):
         would_hold -= sum(map(held_milli, mine))
     beyond = tuple((name, right.beyond(ledger.named(name))) for name in sorted(others))
     return PreemptionRight(own.name, would_hold, own.guaranteed, beyond, request.priority if mine else None)

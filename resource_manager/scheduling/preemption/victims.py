@@ -2,13 +2,15 @@
 
 A request may take leases of its own team with a strictly lower stated priority. A team that stays inside its
 guarantee with it may also take leases of teams that are beyond theirs at that moment: where its own leases go
-first, that is what it holds without them. Both are strict, so two requests can never take each other's place
-in turn.
+first, that is what it holds without them. Where that guarantee is by type, the request is placed on types
+inside it. Both are strict, so requests can never take each other's place in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
@@ -18,7 +20,7 @@ from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.preemption.victim_right import Planned, Right, cheapest_first
-from resource_manager.scheduling.queue.quotas import stop_of
+from resource_manager.scheduling.queue.quotas import by_right, on_types, stop_of, typed_above
 from resource_manager.scheduling.queue.windows import place_now
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -43,19 +45,50 @@ def find_victims(
     unchanged. `planned` is what it holds in the trial that it is in, and nobody holds yet.
     """
     ledger, request = cluster.ledger, pending.request
+    if ledger is None:
+        return []
+    right = Right(cluster, request, current.now, planned)
+    typed = typed_above(ledger, request)
+    if not typed:
+        return _victims_among(cluster, pending, current, right) or []
+    leases = right.leases()
+    mine = [lease for lease in leases if lease.request.team == request.team]
+    ways = [(placed, leases) for placed in by_right(ledger, request)]
+    if mine:  # of any type without others; then on types that are inside the guarantee only without them
+        types = request.gpu_types or dict.fromkeys(
+            name for each in typed for name in each.team.guaranteed_by_type
+        )
+        ways += [(request, mine), *((on_types(request, [name]), leases) for name in types)]
+    for placed, takeable in ways:
+        right = Right(cluster, placed, current.now, planned)
+        found = _victims_among(cluster, replace(pending, request=placed), current, right, takeable)
+        if found is None:
+            return []
+        if found and (takeable is mine or takes_of_others(request, found)):
+            return found
+    return []
+
+
+def _victims_among(
+    cluster: ClusterState,
+    pending: PendingRequest,
+    current: SchedulingPass,
+    right: Right,
+    leases: list[Lease] | None = None,
+) -> list[Lease] | None:
+    """Return the leases of these to preempt, by default of all; None if the request fits without."""
 
     def fits() -> bool:
         return place_of(cluster, pending, current) is not None
 
-    if ledger is None or fits():
-        return []
-    right = Right(cluster, request, current.now, planned)
-    leases = right.leases()
-    found = _search(cluster, request, leases, right, fits) if leases else []
+    if fits():
+        return None
+    leases = right.leases() if leases is None else leases
+    found = _search(cluster, pending.request, leases, right, fits) if leases else []
     if right.holds(found):
         return found
     # The right to take others' begins when the team's own have ended.
-    return sorted(found, key=lambda lease: lease.request.team != request.team)
+    return sorted(found, key=lambda lease: lease.request.team != pending.request.team)
 
 
 def _search(
@@ -137,6 +170,42 @@ def place_of(cluster: ClusterState, pending: PendingRequest, current: Scheduling
     if members is None or not current.admits(cluster, request, members, pending.queued_at):
         return None
     return members
+
+
+def takes_of_others(request: Request, victims: Iterable[Lease]) -> bool:
+    """Return True if some of these leases are of other teams than the request."""
+    return any(lease.request.team != request.team for lease in victims)
+
+
+def ways_after(
+    cluster: ClusterState, pending: PendingRequest, victims: Iterable[Lease]
+) -> list[PendingRequest]:
+    """Return the request as it may be placed once these leases have ended: by right inside the guarantee."""
+    ways: list[Request] = []
+    if cluster.ledger is not None and takes_of_others(pending.request, victims):
+        ways = by_right(cluster.ledger, pending.request)
+    return [replace(pending, request=request) for request in ways] or [pending]
+
+
+class PlacedByRight(NamedTuple):
+    """Places of a request for which leases end, and the request on the types of GPU that it may have."""
+
+    request: Request
+    members: Members
+
+
+def place_by_right(
+    cluster: ClusterState, pending: PendingRequest, current: SchedulingPass
+) -> PlacedByRight | None:
+    """Return the places of a request for which leases end: on types inside its team's guarantee, or on any.
+
+    On any it is where it does not fit on those: an operator decided, or only leases of its own team end.
+    """
+    ways = [] if cluster.ledger is None else by_right(cluster.ledger, pending.request)
+    for request in (*ways, pending.request):
+        if members := place_of(cluster, replace(pending, request=request), current):
+            return PlacedByRight(request, members)
+    return None
 
 
 def _greedy_on_one_node(

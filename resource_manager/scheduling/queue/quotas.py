@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
@@ -24,6 +25,8 @@ from resource_manager.core.teams import milli_of_gpus
 
 MAX_HOLDERS = 3
 """Maximum number of those that use a quota among the facts of a refusal."""
+
+NO_MORE: Mapping[str, int] = MappingProxyType({})
 
 
 class StopKind(StrEnum):
@@ -61,7 +64,7 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
     if _stays_for_good(ledger, request):
         for end, account in enumerate(own.path, 1):
             if account.fixed + asked > account.guaranteed or (
-                account.team.guaranteed_by_type and not _types_left(own.path[:end], request, asked)
+                account.team.guaranteed_by_type and not types_left(own.path[:end], request, fixed=True)
             ):
                 return Stop(StopKind.GUARANTEE, account)
     return None
@@ -78,21 +81,35 @@ def within_guarantee(ledger: TeamLedger | None, request: Request) -> Request:
     Of those the leases that must not be preempted stay inside the guarantee with this one. A request that a
     quota stops is left as it is.
     """
-    if ledger is None or not _stays_for_good(ledger, request) or not (asked := milli_of(request)):
+    if ledger is None or not _stays_for_good(ledger, request) or not milli_of(request):
         return request
-    types = tuple(_types_left(ledger.of(request).path, request, asked) or request.gpu_types)
-    return request if types == request.gpu_types else replace(request, gpu_types=types)
+    return on_types(request, types_left(ledger.of(request).path, request, fixed=True))
 
 
-def _types_left(path: Sequence[Account], request: Request, requested_milli: int) -> list[str] | None:
-    """Return the types of GPU of which no team of the path is over its guarantee with the request.
+def on_types(request: Request, types: Collection[str] | None) -> Request:
+    """Return the request on these types of GPU alone, in their order; as it is if there are none."""
+    accepted = tuple(types or request.gpu_types)
+    return request if accepted == request.gpu_types else replace(request, gpu_types=accepted)
 
-    That is by what the teams hold that must not be preempted. None if no guarantee of theirs is by type.
+
+def types_left(
+    accounts: Iterable[Account],
+    request: Request,
+    more: Mapping[str, int] = NO_MORE,
+    *,
+    fixed: bool = False,
+) -> list[str] | None:
+    """Return the types of GPU of which none of the teams is over its guarantee with the request.
+
+    None if no guarantee of theirs is by type. Each holds `more` thousandths than now; `fixed`: only what they
+    hold that must not be preempted counts.
     """
     found: list[str] | None = None
-    for account in path:
+    for account in accounts:
         if account.team.guaranteed_by_type:
-            inside = types_inside(account, request, requested_milli, account.fixed_by_type)
+            requested_milli = milli_of(request) + more.get(account.name, 0)
+            by_type = account.fixed_by_type if fixed else account.by_type
+            inside = types_inside(account, request, requested_milli, by_type)
             found = inside if found is None else [gpu_type for gpu_type in found if gpu_type in inside]
     return found
 
@@ -120,6 +137,43 @@ def stays_inside(account: Account, request: Request, more: int = 0) -> bool:
     return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked, account.by_type))
 
 
+def all_stay_inside(accounts: Sequence[Account], request: Request, more: Mapping[str, int] = NO_MORE) -> bool:
+    """Return True if each team, holding `more` thousandths than now, stays inside its guarantee with it.
+
+    Where several guarantees are by type, they must do so of one type.
+    """
+    return (
+        all(stays_inside(account, request, more.get(account.name, 0)) for account in accounts)
+        and types_left(accounts, request, more) != []
+    )
+
+
+def typed_above(ledger: TeamLedger, request: Request) -> list[Account]:
+    """Return those of the request's team and the ones above it whose guarantees of its GPUs are by type."""
+    if not milli_of(request):
+        return []
+    return [account for account in ledger.of(request).path if account.team.guaranteed_by_type]
+
+
+def as_guaranteed(ledger: TeamLedger, request: Request) -> Request:
+    """Return the request on those types of GPU of which all teams above it stay inside their guarantees."""
+    return on_types(request, types_left(typed_above(ledger, request), request))
+
+
+def by_right(ledger: TeamLedger, request: Request) -> list[Request]:
+    """Return the request on the types of GPU of which its team stays inside its guarantee with it.
+
+    Which of the teams above it decides depends on whose leases it takes: the types of all come first, then
+    those of each. Empty without such types, and if no guarantee is by type.
+    """
+    typed = typed_above(ledger, request)
+    rows = (typed, *([account] for account in typed))
+    types = dict.fromkeys(tuple(types_left(row, request) or ()) for row in rows)
+    found = [on_types(request, each) for each in types if each]
+    # Where a team decides whose guarantee is of any type, so is the right.
+    return [*found, request] if 0 < len(typed) < len(ledger.of(request).path) else found
+
+
 def may_start(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
     """Return True if no quota stops the request, and no team's request that does not fit blocks it.
 
@@ -135,7 +189,7 @@ def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bo
     """Return True if the request goes on behind other teams' requests that do not fit."""
     if not ledger.rules.teams or request.team in blocked:
         return False
-    return all(stays_inside(account, request) for account in ledger.of(request).path)
+    return all_stay_inside(ledger.of(request).path, request)
 
 
 def quota_refusal(cluster: ClusterState, request: Request) -> Grounds | None:
@@ -189,7 +243,7 @@ def _fact(cluster: ClusterState, ledger: TeamLedger, request: Request, stop: Sto
     if not typed:
         return in_all
     path = ledger.of(request).path
-    left_below = _types_left(path[: path.index(account)], request, asked)
+    left_below = types_left(path[: path.index(account)], request, fixed=True)
     by_type = _over_guarantee(account, left_below or request.gpu_types or typed, asked)
     is_enough = by_type.held + asked <= milli_of_gpus(sum(amount for _, amount in by_type.by_type))
     return in_all if is_enough and account.fixed + asked > account.guaranteed else by_type

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from resource_manager.core.models import Request
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.team_ledger import Account, TeamLedger, milli_of
-from resource_manager.scheduling.queue.quotas import stays_inside
+from resource_manager.scheduling.queue.quotas import all_stay_inside, stays_inside
 
 Level = tuple[bool, float, float]
 """One level of a tree: outside the guarantee, share of the guarantee, part by weight."""
@@ -96,7 +96,7 @@ def guaranteed_first(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> l
     outside: list[PendingRequest] = []
     for pending in ordered:
         accounts = ledger.of(pending.request).path
-        if all(stays_inside(account, pending.request, added[account.name]) for account in accounts):
+        if all_stay_inside(accounts, pending.request, added):
             inside.append(pending)
             for account in accounts:
                 added[account.name] += milli_of(pending.request)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from resource_manager.core.changes import (
-    Granted,
-    InventoryChanged,
-)
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Outcome
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team
@@ -121,3 +120,78 @@ def test_the_reasons_name_both_rights() -> None:
     )
     only_others = [lease for lease in leases if lease.request.team == "nlp"]
     assert "its priority" not in right_words(right_to(shared.state, request, only_others))
+
+
+def of_two_types(*teams: Team) -> Shared:
+    """Return a cluster of eight A100 and four H100."""
+    shared = Shared(*teams, letters="ah", gpus=8)
+    counts = {"a": ("A100", 8), "h": ("H100", 4)}
+    gpus = {name: tuple(Gpu(i, gpu_type) for i in range(count)) for name, (gpu_type, count) in counts.items()}
+    servers = tuple(replace(state.node, gpus=gpus[state.name]) for state in shared.state.nodes)
+    shared.do([InventoryChanged(servers, shared.now)])
+    return shared
+
+
+HALVES = {"A100": 2, "H100": 2}
+
+
+def test_teams_with_guarantees_of_types_that_no_open_server_has_do_not_preempt_each_other() -> None:
+    """Inside that guarantee each took a lease on the other type, which the next one took back, for ever."""
+    shared = of_two_types(*(Team(name, 4, HALVES) for name in "xyz"))
+    for number, team in enumerate("xyz"):
+        granted(shared, f"{team} holds", "a", 2 * number, 2 * number + 1, team=team)
+    granted(shared, "lent", "a", 6, 7, team="none")
+    shared.do([Drained("h", shared.now)])
+    for team in "xyz":
+        shared.submit(f"{team} waits", 2, team=team)
+    for _ in range(3):
+        assert shared.preempting() == {}
+        shared.tick(60.0)
+
+
+def test_by_a_guarantee_of_a_type_a_request_takes_and_gets_gpus_of_that_type_alone() -> None:
+    """Its place was any: also what became free of another type, ahead of the team that waited for that."""
+    shared = of_two_types(Team("x", 4, HALVES), Team("y", 2, {"A100": 2}))
+    granted(shared, "x holds", "a", 0, 1, team="x")
+    granted(shared, "y holds", "a", 2, 3, team="y")
+    granted(shared, "fixed", "a", 4, 5, team="none", preemptible=False)
+    granted(shared, "lent", "h", 0, 1, 2, 3, team="none")
+    granted(shared, "newest", "a", 6, 7, team="none")
+    shared.submit("y waits", 4, team="y", gpu_types=("A100",))
+    shared.submit("x waits", 2, team="x")
+    assert shared.preempting() == {"lent": "x waits"}
+    shared.release("newest", Outcome.SUCCESS)
+    assert set(shared.state.pending) == {"x waits", "y waits"}
+    shared.release("lent", Outcome.SUCCESS)
+    assert shared.state.leases["x waits"].placement.node == "h"
+
+
+def test_where_a_parent_decides_the_types_are_those_of_its_guarantee() -> None:
+    """Against teams outside it: of the lent H100, which are newer, none is inside the guarantee of d."""
+    teams = (Team("d", 8, {"A100": 8}), Team("x", 2, {"H100": 2}, parent="d"), Team("y", parent="d"))
+    shared = of_two_types(*teams)
+    granted(shared, "sibling", "a", *range(4), team="y")
+    granted(shared, "others", "a", *range(4, 8), team="none")
+    granted(shared, "lent", "h", *range(4), team="none")
+    request = Request("mine", 2, team="x")
+    assert victims_of(shared, request) == ["others"]
+    assert victims_of(shared, replace(request, gpu_types=("H100",))) == []
+
+
+def test_between_children_types_of_their_parent_give_no_right() -> None:
+    parent = Team("d", 12, {"A100": 4, "H100": 8})
+    shared = of_two_types(parent, Team("x", 2, {"A100": 2}, parent="d"), Team("y", parent="d"))
+    granted(shared, "fixed", "a", *range(8), team="none", preemptible=False)
+    granted(shared, "sibling", "h", *range(4), team="y")
+    assert victims_of(shared, Request("mine", 2, team="x")) == []
+
+
+def test_inside_the_guarantee_of_a_type_only_without_its_own_lease_a_team_takes_both() -> None:
+    shared = of_two_types(Team("x", 4, HALVES))
+    granted(shared, "own", "a", 0, team="x")
+    granted(shared, "lent", "a", 1, team="none")
+    granted(shared, "fixed", "a", *range(2, 8), team="none", preemptible=False)
+    granted(shared, "full", "h", *range(4), team="none", preemptible=False)
+    request = Request("mine", 2, team="x", priority=1)
+    assert victims_of(shared, request) == ["own", "lent"]
+    assert victims_of(shared, replace(request, priority=0)) == []

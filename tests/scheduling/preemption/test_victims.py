@@ -32,19 +32,20 @@ from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, Sched
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
 TEAMS = ("p", "q", "r")
+TYPES = {"a": "A100", "b": "H100"}
+"""The type of all GPUs of each server."""
 
 
 @st.composite
-def clusters(draw: st.DrawFn, *, movable: bool = False) -> Shared:
+def clusters(draw: st.DrawFn, *, movable: bool = False, typed: bool = False) -> Shared:
     """Return a cluster with leases and pending requests of three teams, on two servers of three GPUs."""
-    guarantees = [draw(st.integers(0, 3)) for _ in TEAMS]
+    by_type = [{name: draw(st.integers(0, 2)) for name in TYPES.values()} if typed else {} for _ in TEAMS]
+    assume(not typed or max(sum(each[name] for each in by_type) for name in TYPES.values()) <= 3)
+    guarantees = [sum(each.values()) if typed else draw(st.integers(0, 3)) for each in by_type]
     assume(sum(guarantees) <= 6)
-    shared = Shared(
-        *(Team(name, amount) for name, amount in zip(TEAMS, guarantees, strict=True)),
-        letters="ab",
-        gpus=3,
-        order=GREEDY,
-    )
+    teams = (Team(*each) for each in zip(TEAMS, guarantees, by_type, strict=True))
+    shared = Shared(*teams, letters="ab", gpus=3, order=GREEDY)
+    shared.do([InventoryChanged(tuple(of_one_type(state.node) for state in shared.state.nodes), shared.now)])
     for number in range(draw(st.integers(1, 6))):
         request = Request(
             f"h{number}",
@@ -61,10 +62,15 @@ def clusters(draw: st.DrawFn, *, movable: bool = False) -> Shared:
     return shared
 
 
+def of_one_type(node: Node) -> Node:
+    return replace(node, gpus=tuple(Gpu(gpu.gpu_id, TYPES[node.name]) for gpu in node.gpus))
+
+
 asked = st.builds(
     Request,
     st.just("new"),
     st.integers(1, 3),
+    gpu_types=st.sampled_from([(), ("A100",), ("H100",)]),
     team=st.sampled_from(TEAMS),
     priority=st.integers(0, 2),
     expected_runtime_s=st.just(1.0),
@@ -78,20 +84,39 @@ def held_by_team(shared: Shared) -> dict[str, int]:
     return held
 
 
+def held_of_type(shared: Shared, team: str, gpu_type: str) -> int:
+    leases = (each for each in shared.state.leases.values() if each.request.team == team)
+    return sum(each.request.gpus for each in leases if TYPES[each.placement.node] == gpu_type)
+
+
 def is_inside(shared: Shared, request: Request) -> bool:
-    guaranteed = {team.name: team.guaranteed for team in shared.state.teams.teams}
-    return held_by_team(shared)[request.team] + request.gpus <= guaranteed[request.team]
+    """Return whether the team is inside its guarantee with it, if by type of all types that it accepts."""
+    (team,) = (team for team in shared.state.teams.teams if team.name == request.team)
+    if not team.guaranteed_by_type:
+        return held_by_team(shared)[team.name] + request.gpus <= team.guaranteed
+    return held_by_team(shared)[team.name] + request.gpus <= team.guaranteed and all(
+        held_of_type(shared, team.name, name) + request.gpus <= team.guaranteed_by_type[name]
+        for name in request.gpu_types or TYPES.values()
+    )
 
 
 def may_be_taken(shared: Shared, request: Request, lease: Lease) -> bool:
     """The two rules for teams without a tree, written down a second time; each is judged at this moment."""
-    guaranteed = {team.name: team.guaranteed for team in shared.state.teams.teams}
     victim = lease.request
+    (team,) = (team for team in shared.state.teams.teams if team.name == victim.team)
     if not victim.preemptible:
         return False
     if victim.team == request.team:
         return victim.priority < request.priority
-    return is_inside(shared, request) and held_by_team(shared)[victim.team] > guaranteed[victim.team]
+    if not (gpu_type := team.guaranteed_by_type and TYPES[lease.placement.node]):
+        return is_inside(shared, request) and held_by_team(shared)[team.name] > team.guaranteed
+    is_over = held_of_type(shared, team.name, gpu_type) > team.guaranteed_by_type[gpu_type]
+    return is_inside(shared, request) and is_over
+
+
+def ways(request: Request) -> list[Request]:
+    """Return the request as it may be placed: on any type, or by a guarantee of one."""
+    return [request, *(replace(request, gpu_types=(name,)) for name in request.gpu_types or TYPES.values())]
 
 
 def fits(shared: Shared, request: Request) -> bool:
@@ -111,17 +136,17 @@ def reachable(shared: Shared, request: Request) -> bool:
     return False
 
 
-@given(clusters(), asked)
+@given(clusters() | clusters(typed=True), asked)
 def test_a_start_is_found_if_and_only_if_some_allowed_preemptions_make_room(
     shared: Shared, request: Request
 ) -> None:
     assume(not fits(shared, request))
     pending = PendingRequest(request, 0.0, 99)
     victims = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
-    assert bool(victims) == reachable(shared, request)
+    assert bool(victims) == any(reachable(shared, way) for way in ways(request))
 
 
-@given(clusters(), asked)
+@given(clusters() | clusters(typed=True), asked)
 def test_no_victim_can_be_left_out_and_each_was_allowed(shared: Shared, request: Request) -> None:
     pending = PendingRequest(request, 0.0, 99)
     victims = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
@@ -132,6 +157,10 @@ def test_no_victim_can_be_left_out_and_each_was_allowed(shared: Shared, request:
 
 def makes_room(shared: Shared, request: Request, victims: list[Lease]) -> bool:
     """Return whether these leases may be taken, one after the other, and are enough."""
+    return any(makes_room_by(shared, way, victims) for way in ways(request))
+
+
+def makes_room_by(shared: Shared, request: Request, victims: list[Lease]) -> bool:
     with shared.state.trial():
         for lease in victims:
             if not may_be_taken(shared, request, lease):
@@ -140,7 +169,7 @@ def makes_room(shared: Shared, request: Request, victims: list[Lease]) -> bool:
         return fits(shared, request)
 
 
-@given(clusters(), st.lists(asked, min_size=1, max_size=4))
+@given(clusters() | clusters(typed=True), st.lists(asked, min_size=1, max_size=4))
 def test_no_victim_without_a_start_and_no_swap_for_ever(shared: Shared, requests: list[Request]) -> None:
     for number, request in enumerate(requests):
         request = request.for_task(f"n{number}")
@@ -163,7 +192,7 @@ def test_no_victim_without_a_start_and_no_swap_for_ever(shared: Shared, requests
     assert ended <= 6 * len(requests)
 
 
-@given(clusters(movable=True), st.sampled_from(TEAMS))
+@given(clusters(movable=True) | clusters(movable=True, typed=True), st.sampled_from(TEAMS))
 def test_a_guarantee_is_reachable_within_the_grace(shared: Shared, team: str) -> None:
     """With leases of one GPU that may all be preempted, a team always gets what it is guaranteed."""
     ledger = shared.state.ledger

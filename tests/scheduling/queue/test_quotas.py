@@ -359,6 +359,32 @@ def test_only_a_request_inside_all_guarantees_above_it_goes_on_behind_another_te
     assert not passes(TeamLedger(Teams(preemption=True), (), {}), replace(request, gpus=0), blocked)
 
 
+def test_teams_above_each_other_are_inside_their_guarantees_of_one_type() -> None:
+    """Each was inside its own, of another type, and let the request go on with GPUs outside one of them."""
+    teams = (Team("lab", 2, {"A100": 1, "H100": 1}), Team("train", 1, {"H100": 1}, parent="lab"))
+    ledger = of_two_types(*teams).ledger
+    assert ledger is not None
+    request = Request("x", 1, team="train")
+    assert passes(ledger, request, {"nlp"})
+    ledger.named("lab").by_type["H100"] = ledger.named("lab").allocated = 1000
+    assert not passes(ledger, request, {"nlp"})
+
+
+def test_behind_another_teams_request_only_types_inside_the_guarantee_are_taken() -> None:
+    """Inside that of H100, all of which were busy, it took the A100 that the one ahead waited for."""
+    cluster = of_two_types(Team("x", 4, {"A100": 2, "H100": 2}), Team("y", 4, {"A100": 4}))
+    submit(cluster, Request("lent", 8, team="other", gpu_types=("H100",)))
+    submit(cluster, Request("x", 2, team="x", gpu_types=("A100",)))
+    submit(cluster, Request("others", 5, team="other", gpu_types=("A100",)))
+    submit(cluster, Request("ahead", 2, team="y", gpu_types=("A100",)))
+    submit(cluster, Request("behind", 1, team="x"))
+    assert set(cluster.pending) == {"ahead", "behind"}
+    current = SchedulingPass(first_fit, fifo, 2.0)
+    cluster.apply(*allocator.with_dispatch(cluster, lease_steps.release(cluster, "lent", 2.0), current))
+    assert set(cluster.pending) == {"ahead"}
+    assert cluster.leases["behind"].placement.node == "h"
+
+
 def test_a_limit_is_that_of_the_requests_own_team_and_may_be_reached() -> None:
     cluster = cluster_of(Team("vision", limit=4), Team("nlp", limit=1))
     ledger = cluster.ledger
