@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from resource_manager.core.models import Request
+from resource_manager.core.changes import Change, Granted, Outcome, Released
+from resource_manager.core.models import Lease, Request
 
 KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3
@@ -51,6 +53,26 @@ def is_whole(request: Request) -> bool:
 def teaches(request: Request) -> bool:
     """Return whether a run of the request tells how long its task takes; commit.lua does the same."""
     return is_whole(request) and not is_one_of_a_kind(request)
+
+
+def runs_before(
+    runs: Mapping[str, tuple[float, ...]], leases: Iterable[Lease], changes: Iterable[Change]
+) -> dict[str, tuple[float, ...]]:
+    """Return the runtimes by class without those learnt from the changes, as far as they are still known.
+
+    `leases` are those that ran before the changes.
+    """
+    running = {lease.lease_id: lease.request for lease in leases}
+    learnt: Counter[str] = Counter()
+    for change in changes:
+        if isinstance(change, Granted):
+            running[change.lease.lease_id] = change.lease.request
+        elif isinstance(change, Released) and change.outcome == Outcome.SUCCESS:
+            request = running.get(change.lease_id)
+            if request is not None and teaches(request):
+                learnt[class_of(request)] += 1
+    before = {name: known[: max(len(known) - learnt[name], 0)] for name, known in runs.items()}
+    return {name: known for name, known in before.items() if known}
 
 
 def run_s(granted_at: float, ended_at: float) -> float:

@@ -17,7 +17,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import NotEstimated
-from resource_manager.core.runtimes import class_of
+from resource_manager.core.runtimes import runs_before
 from resource_manager.errors import StoreError
 from resource_manager.manager import results, serializers
 from resource_manager.manager.commit.replica import Replica
@@ -359,9 +359,9 @@ class Forecasts:
         """Return the runtimes that are learnt from the history, and from what the state knows of others."""
         changes = list(self._changes(max(self._learnt_to, cluster.version - MAX_WALK)))
         if self._runs is None:
-            names = {class_of(each.lease.request) for _, each in changes if isinstance(each, Granted)}
-            known = cluster.runtimes.runs.items()
-            self._runs = RunWalk(RuntimeModel({name: runs for name, runs in known if name not in names}))
+            # What the walk learns itself is left out of what the state knows already.
+            known = [each for version, each in changes if version <= cluster.version]
+            self._runs = RunWalk(RuntimeModel(runs_before(cluster.runtimes.runs, (), known)))
         for self._learnt_to, change in changes:
             self._runs.add(change)
             self._lags.add(change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.pending import PendingRequest
-from resource_manager.core.runtimes import class_of, job_id_of, teaches
+from resource_manager.core.runtimes import job_id_of, runs_before
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
@@ -145,7 +145,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
         failed_starts=_not_among(now.failed_starts, changes, kinds.Released),
-        runtimes=_runtimes_before(now, leases, changes),
+        runtimes=runs_before(now.runtimes, leases, changes),
         attained=_attained_before(now, leases, changes),
         announced=_not_among(now.announced, changes, kinds.Announced),
         at_risk={} if any(isinstance(c, kinds.DeadlineRisk) for c in changes) else now.at_risk,
@@ -158,23 +158,6 @@ def _not_among(entries: tuple[C, ...], changes: Iterable[Change], kind: type[C])
     names = {entry.lease_id for entry in entries}
     known = [change for change in changes if isinstance(change, kind) and change.lease_id in names]
     return tuple(entry for entry in entries if entry not in known)
-
-
-def _runtimes_before(
-    now: Snapshot, leases: Iterable[Lease], changes: Iterable[Change]
-) -> dict[str, tuple[float, ...]]:
-    """Return the learnt runtimes without those learnt from the changes, as far as they are still known."""
-    running = {lease.lease_id: lease.request for lease in leases}
-    learnt: Counter[str] = Counter()
-    for change in changes:
-        if isinstance(change, kinds.Granted):
-            running[change.lease.lease_id] = change.lease.request
-        elif isinstance(change, kinds.Released) and change.outcome == Outcome.SUCCESS:
-            request = running.get(change.lease_id)
-            if request is not None and teaches(request):
-                learnt[class_of(request)] += 1
-    before = {name: runs[: max(len(runs) - learnt[name], 0)] for name, runs in now.runtimes.items()}
-    return {name: runs for name, runs in before.items() if runs}
 
 
 def _attained_before(now: Snapshot, leases: Iterable[Lease], changes: Iterable[Change]) -> Attained:

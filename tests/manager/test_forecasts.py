@@ -280,3 +280,20 @@ def test_an_outcome_that_was_kept_before_names_were_is_called_by_its_id(
     assert outcome.pop("name").startswith("waits ")
     [started] = RECORDS.validate_python(kept).view()["started"]
     assert started["name"] == started["task_id"] == "waits"
+
+
+@pytest.mark.parametrize("walked", [2, 5])
+def test_a_service_that_starts_knows_what_tasks_took_that_were_granted_lately(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: int
+) -> None:
+    """They had no runs but those whose grants and ends were walked, and took what other tasks did."""
+    for number in range(20):
+        run(manager, clock, f"labels_{number}", 1.0)
+    for number in range(5):
+        run(manager, clock, f"train_{number}", 6000.0)
+    manager.allocate("train_9", 8)
+    manager.submit("waits", 8)
+    monkeypatch.setattr(forecasts, "MAX_WALK", walked)
+    restarted = GPUResourceManager(manager.settings, store=manager.store)
+    start = restarted.queue()[0]["estimated_start"]
+    assert present(start["at"]) - clock.now == pytest.approx(6000, rel=0.05)
