@@ -21,7 +21,9 @@ Use = tuple[Request, Placement, float, float]
 
 
 def runtime_s(request: Request) -> float:
-    return math.inf if request.expected_runtime_s is None else request.expected_runtime_s
+    """Return for how long a lease of the request lasts: for its runtime, or until a limit that it states."""
+    ends = (request.expected_runtime_s, request.max_runtime_s, request.requeue_after_s)
+    return min((each for each in ends if each is not None), default=math.inf)
 
 
 def least_free(node: NodeState, uses: Iterable[Use], start: float, end: float) -> FreeCapacity:
@@ -158,5 +160,8 @@ def _request(draw: random.Random, lease_id: str, unknown: float) -> Request:
         required_node="s0" if draw.random() < 0.1 else None,
         priority=draw.randrange(3),
         expected_runtime_s=None if draw.random() < unknown else float(draw.randint(1, 40)),
+        preempt_grace_s=0.0,  # so that limits may be short
+        max_runtime_s=float(draw.randint(1, 40)) if draw.random() < 0.1 else None,
+        requeue_after_s=float(draw.randint(1, 40)) if draw.random() < 0.1 else None,
         labels_required={"rack": draw.choice("ab")} if draw.random() < 0.1 else {},
     )

@@ -16,13 +16,8 @@ from resource_manager.scheduling.placement.gang_slots import Prospects, slots
 from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
 from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
-from resource_manager.scheduling.queue.lease_timelines import (
-    LeaseTimelines,
-    Reservation,
-    Span,
-    Timeline,
-    together,
-)
+from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
+from resource_manager.scheduling.queue.spans import Span, together
 from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,39 +15,16 @@ from resource_manager.core.node_state import NodeState
 from resource_manager.core.runtimes import class_of
 from resource_manager.scheduling.placement.gang_slots import could_ever_mask, slots
 from resource_manager.scheduling.placement.node_masks import positions
+from resource_manager.scheduling.queue.runtime_limits import lasts_s
+from resource_manager.scheduling.queue.spans import Span
 
 T = TypeVar("T")
-
-Span = tuple[float, float, bool, int]
-"""Starts of members of a gang: begin, end, True if the end is one too, and the most members."""
 
 MAX_SHAPES = 256
 """The most shapes (`Request.shape`) of which the earliest starts are kept for one cluster."""
 
 MAX_ANSWERS = 128
 """The most answers that a timeline keeps."""
-
-
-def together(spans_of: Mapping[str, Iterable[Span]], members: int) -> Iterator[float]:
-    """Yield the times, ascending, at which so many members may start in one of the domains.
-
-    A sweep over all spans by domain: each adds its members from its begin on, and takes them back at its end.
-    """
-    events: list[tuple[float, int, str, int]] = []
-    for domain, spans in spans_of.items():
-        for begin, end, is_at_end, count in spans:
-            events.append((begin, 0, domain, count))
-            if end < math.inf:
-                events.append((end, int(is_at_end), domain, -count))
-    events.sort()
-    count_of: dict[str, int] = {}
-    enough: set[str] = set()
-    for place, (at, phase, domain, count) in enumerate(events):
-        count_of[domain] = count_of.get(domain, 0) + count
-        (enough.add if count_of[domain] >= members else enough.discard)(domain)
-        following = events[place + 1][:2] if place + 1 < len(events) else None
-        if enough and phase == 0 and following != (at, 0):
-            yield at
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +244,7 @@ class LeaseTimelines:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._runtimes_mark = 0
+        self._rules: object = None
         self._of_class: dict[str, set[int]] = {}
         """Positions of the nodes with leases of a class of task whose runtime was to be learnt."""
         self._mark = -1
@@ -284,12 +262,17 @@ class LeaseTimelines:
         found: LeaseTimelines | None = cluster.policy_cache.get(cls)
         if found is None:
             found = cluster.policy_cache[cls] = cls(cluster)
-        found._note_learnt()
+        found._note_ends()
         return found
 
-    def _note_learnt(self) -> None:
-        """Have those nodes looked at again that have leases whose expected runtime has changed."""
-        runtimes = self._cluster.runtimes
+    def _note_ends(self) -> None:
+        """Have those nodes looked at again that have leases whose expected end has changed."""
+        runtimes, ledger = self._cluster.runtimes, self._cluster.ledger
+        rules = None if ledger is None else ledger.rules
+        if rules is not self._rules:  # teams may have another limit of runtimes
+            self._rules = rules
+            for position in range(len(self._cluster.nodes)):
+                self._cluster.note_changed(position)
         changed = runtimes.changed_since(self._runtimes_mark)
         self._runtimes_mark = runtimes.mark
         for name in self._of_class if changed is None else set(changed):
@@ -324,9 +307,8 @@ class LeaseTimelines:
         return rooms
 
     def runtime_s(self, request: Request) -> float:
-        """Return the expected runtime of the request, infinite if it is unknown."""
-        runtime = self._cluster.runtimes.runtime_of(request)
-        return math.inf if runtime is None else runtime
+        """Return for how long a lease of the request lasts, infinite if it is unknown."""
+        return lasts_s(self._cluster, request)
 
     def _runtime_on(self, position: int, request: Request) -> float:
         """Return the expected runtime of a request on that node, which is looked at again if it changes."""

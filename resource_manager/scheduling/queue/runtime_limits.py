@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 from resource_manager.core.changes import Preempting, Renewed
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import LIMITS, MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.team_ledger import TeamLedger
@@ -43,10 +44,27 @@ def limit_of(ledger: TeamLedger | None, request: Request) -> tuple[float, str]:
 
     What leases took that it gave back counts for the longest runtime; a new lease has a second at least.
     """
-    longest_s = max(longest_runtime_s(ledger, request) - runtime_used_s(request), 1.0)
+    longest_s = longest_runtime_s(ledger, request)
+    if longest_s < math.inf:
+        longest_s = max(longest_s - runtime_used_s(request), 1.0)
     if request.requeue_after_s is not None and request.requeue_after_s <= longest_s:
         return request.requeue_after_s, REQUEUE_AFTER
     return longest_s, MAX_RUNTIME
+
+
+def lasts_s(cluster: ClusterState, request: Request) -> float:
+    """Return for how long a lease of the request lasts: its runtime, stated or learnt, or to its limit.
+
+    Infinite if neither is known.
+    """
+    runtime = cluster.runtimes.runtime_of(request)
+    limit_s, _ = limit_of(cluster.ledger, request)
+    return limit_s if runtime is None else min(runtime, limit_s)
+
+
+def at_limit(ledger: TeamLedger | None, lease: Lease) -> float:
+    """Return the time at which the lease is gone at the latest, infinite without a limit."""
+    return lease.granted_at + limit_of(ledger, lease.request)[0]
 
 
 def lease_end(

@@ -20,7 +20,7 @@ from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
-from resource_manager.scheduling.queue.lease_timelines import Span
+from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_OCCURRENCES = 100

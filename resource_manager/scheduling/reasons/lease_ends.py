@@ -10,6 +10,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import is_hold
 from resource_manager.core.runtimes import KEPT_RUNTIMES, LearntRuntimes, class_of
+from resource_manager.core.team_ledger import TeamLedger
+from resource_manager.scheduling.queue.runtime_limits import at_limit
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
 
 MAX_PLAYS = 40
@@ -46,6 +48,14 @@ def _end(lease: Lease, now: float, runtime_of: Callable[[Request], float | None]
     return None if runtime is None else lease.granted_at + runtime
 
 
+def within_limit(ledger: TeamLedger | None, lease: Lease, end: float | None, now: float) -> float | None:
+    """Return when a lease ends whose job ends at `end`, None for never: at its limit at the latest."""
+    limit_at = at_limit(ledger, lease)
+    if lease.quarantined or lease.preempted_by or limit_at == math.inf:
+        return end
+    return max(limit_at, now) if end is None else min(end, max(limit_at, now))
+
+
 class DrawnEnds:
     """Ends of leases by runtimes that are drawn from their quantiles, given how long they have run already.
 
@@ -78,10 +88,12 @@ class DrawnEnds:
         for lease in cluster.leases.values():
             found = None if lease.quarantined else self._of(lease.request)
             if lease.preempted_by or found is None:
-                self._fixed.append((self(lease, now), lease))
+                end = within_limit(cluster.ledger, lease, self(lease, now), now)
+                self._fixed.append((end, lease))
             else:
                 left = found.given(now - lease.granted_at).log_s
-                ends = [lease.granted_at + math.exp(log_s) for log_s in left]
+                limit_at = at_limit(cluster.ledger, lease)
+                ends = [min(lease.granted_at + math.exp(log_s), limit_at) for log_s in left]
                 own = 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA)
                 self._ends.append((ends, *(self._of_many if draw() < COMMON else own), lease))
         self.vary = any(ends[0] < ends[-1] for ends, _, _, _ in self._ends) or any(

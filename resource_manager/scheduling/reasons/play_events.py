@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
-from resource_manager.core.changes import GpuCleaned, Preempting, Released
+from resource_manager.core.changes import GpuCleaned, Preempting, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
+from resource_manager.core.lease_limits import REQUEUE_AFTER
 from resource_manager.core.models import Lease, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.preemption.preempting import preemptions, preempts_from
 from resource_manager.scheduling.preemption.requeueing import likely_outcome, requeued
+from resource_manager.scheduling.queue.runtime_limits import at_limit, limit_of
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -52,7 +55,8 @@ def apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float)
     """Apply the end of a lease, which is returned as it was, or queue a request; None: a server opens.
 
     A request that has come already is not queued. GPUs of watched nodes are clean at the end of their lease.
-    The request of a preempted one waits again. A lease that was preempted has two ends: the first counts.
+    The request of one that was preempted, or whose turn is over, waits again. One that was preempted has two
+    ends, of which the first counts.
     """
     if isinstance(entry, Request):
         if entry.lease_id not in cluster.pending and entry.lease_id not in cluster.leases:
@@ -61,13 +65,20 @@ def apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float)
     lease = None if entry is None else cluster.leases.get(entry.lease_id)
     if entry is None or lease is None or lease.fencing_token != entry.fencing_token:
         return None
+    if not entry.preempted_by and at >= at_limit(cluster.ledger, entry):
+        limit = limit_of(cluster.ledger, entry.request)[1]
+        entry = replace(entry, preempted_by=limit, preempt_until=at)
     outcome = likely_outcome(entry) if entry.preempted_by else ""
     cluster.apply(Released(entry.lease_id, entry.fencing_token, at, outcome))
     for member in entry.members:
         if (state := cluster.by_name.get(member.node)) is not None and state.watched:
             for gpu_id in member.gpu_ids:
                 cluster.apply(GpuCleaned(member.node, gpu_id, entry.fencing_token, at))
-    cluster.apply(*requeued(cluster, entry, outcome, at))
+    for change in requeued(cluster, entry, outcome, at):
+        if isinstance(change, Queued) and entry.preempted_by == REQUEUE_AFTER:
+            # Its next turn is for the rest of its job: else turns without end would be all that is played.
+            change = replace(change, request=replace(change.request, requeue_after_s=None))
+        cluster.apply(change)
     return lease
 
 

@@ -36,7 +36,13 @@ from resource_manager.scheduling.reasons.capacity_grounds import (
     unreleased_lease,
 )
 from resource_manager.scheduling.reasons.feasibility import standings
-from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, Ends, expected_end
+from resource_manager.scheduling.reasons.lease_ends import (
+    MAX_PLAYS,
+    DrawnEnds,
+    Ends,
+    expected_end,
+    within_limit,
+)
 from resource_manager.scheduling.reasons.play_events import (
     apply_cleaned,
     apply_event,
@@ -109,10 +115,11 @@ def estimate_starts(
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
-    A lease is assumed to end when its runtime is over, and never if that is unknown: its TTL is renewed while
-    the job runs and tells nothing about its end. Announced demands are queued when they should be made. Once
-    `goes_on` returns False, the starts that are left are not estimated, nor are other starts than those
-    `wanted` once these are known. The cluster is left unchanged. Times are seconds of the store's clock.
+    A lease is assumed to end when its runtime is over, at its limit at the latest, and never if neither is
+    known: its TTL is renewed while the job runs and tells nothing about its end. Announced demands are queued
+    when they should be made. Once `goes_on` returns False, the starts that are left are not estimated, nor
+    others than those `wanted` once these are known. The cluster is left unchanged. Times are seconds of the
+    store's clock.
     """
     since = current.now if since is None else since
     starts: dict[str, Start] = {}
@@ -122,7 +129,10 @@ def estimate_starts(
         if not cluster.pending:
             return starts
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
-        running = [(ends_at(lease, since), lease) for lease in cluster.leases.values()]
+        running = [
+            (within_limit(cluster.ledger, lease, ends_at(lease, since), since), lease)
+            for lease in cluster.leases.values()
+        ]
         own = frozenset(cluster.pending)
         events = chain(running, requests_of(arrivals))
         play = _play(cluster, current, events, ends_at, goes_on, wanted or own, since)
@@ -254,10 +264,11 @@ def _play(
             own_end = ends_at(lease, play.at)
             play.starts.setdefault(lease.lease_id, (play.at, lease.placement.node, after, own_end))
             missing.discard(lease.lease_id)
-            if own_end is None:
+            end = within_limit(cluster.ledger, lease, own_end, play.at)
+            if end is None:
                 play.endless.add(lease.lease_id)
             else:
-                heapq.heappush(ends, (own_end, lease.fencing_token, lease))
+                heapq.heappush(ends, (end, lease.fencing_token, lease))
         is_over = not missing
         for lease in preempt(cluster, at_that_time) if preempts and not is_over else ():
             heapq.heappush(ends, (lease.preempt_until, lease.fencing_token + 0.5, lease))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from resource_manager.core.changes import Drained, Granted, Released, Resumed
+from resource_manager.core.changes import Drained, Granted, Released, Resumed, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.scheduling.queue.lease_timelines import (
-    LeaseTimelines,
-    Reservation,
-    Timeline,
-    together,
-)
+from resource_manager.core.teams import Team, Teams
+from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
 from tests.builders import node, nodes
 
 
@@ -81,6 +78,17 @@ def test_a_runtime_that_is_learnt_changes_the_end_of_the_leases_of_its_class() -
     assert timeline(ClusterState.from_snapshot(cluster.snapshot())).has_room_from(ask("t", 1)) == 30.0
 
 
+def test_a_lease_ends_at_a_limit_of_its_request_or_team_and_by_new_rules_at_once() -> None:
+    """Behind a job of unknown runtime that must end within hours, what it has was taken for busy for ever."""
+    cluster = ClusterState([node("a", 2)])
+    hold(cluster, replace(ask("turns", 1, 900.0), requeue_after_s=100.0), "a", 0)
+    hold(cluster, replace(ask("unknown", 1), team="x"), "a", 1)
+    for limit_s in (None, 500.0, 300.0):
+        cluster.apply(TeamsChanged(Teams((Team("x", max_runtime_s=limit_s),)), 0.0))
+        rooms = [timeline(cluster).has_room_from(ask("t", gpus)) for gpus in (1, 2)]
+        assert rooms == [100.0, limit_s or math.inf]
+
+
 def test_rooms_are_those_of_open_nodes_the_earliest_first() -> None:
     cluster = busy()
     asked = ask("t", 2)
@@ -91,14 +99,3 @@ def test_rooms_are_those_of_open_nodes_the_earliest_first() -> None:
     assert list(LeaseTimelines.of(cluster).rooms(asked)) == [(100.0, 0)]
     cluster.apply(Resumed("b", 7.0))
     assert list(LeaseTimelines.of(cluster).rooms(asked)) == [(-math.inf, 1), (100.0, 0)]
-
-
-def test_members_start_together_where_spans_of_one_domain_overlap() -> None:
-    spans = {
-        "rack 1": [(0.0, 10.0, True, 1), (10.0, 20.0, False, 1), (15.0, math.inf, False, 1)],
-        "rack 2": [(5.0, 12.0, False, 1), (12.0, math.inf, False, 1)],
-    }
-    assert list(together(spans, 2)) == [10.0, 15.0], "at the end of one span too; the others never meet"
-    assert list(together(spans, 3)) == []
-    everywhere = {"": [each for of_rack in spans.values() for each in of_rack]}
-    assert list(together(everywhere, 3)) == [10.0, 15.0], "the end of a span is a start or is none"

@@ -28,8 +28,8 @@ from resource_manager.manager.demand import Demand
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
-from resource_manager.scheduling.queue.lease_timelines import Span
 from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.queue.windows import (
     closed_for,
     ending,

@@ -14,7 +14,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, expected_end
+from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, expected_end, within_limit
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
 
 LEASE = Lease(Request("t", 1, expected_runtime_s=300.0), (Placement("gpu-server-0", (0,)),), 1, 0.0)
@@ -38,10 +38,30 @@ def test_an_expected_end_is_by_the_runtime_and_never_before_now(
     assert expected_end(lease, now, LearntRuntimes()) == end
 
 
+@pytest.mark.parametrize(
+    ("lease", "end"),
+    [
+        (LEASE, 300.0),
+        (replace(LEASE, request=replace(LEASE.request, max_runtime_s=200.0)), 200.0),
+        (replace(LEASE, request=replace(LEASE.request, requeue_after_s=400.0)), 300.0),
+        (replace(UNSTATED, request=replace(UNSTATED.request, requeue_after_s=200.0)), 200.0),
+        (UNSTATED, None),
+    ],
+)
+def test_a_lease_ends_at_its_limit_whatever_runtime_is_expected_or_drawn(
+    lease: Lease, end: float | None
+) -> None:
+    known = expected_end(lease, 10.0, LearntRuntimes())
+    assert within_limit(None, lease, known, 10.0) == end
+    assert within_limit(None, lease, known, 250.0) == (end and max(end, 250.0))
+    drawn = drawn_ends(lease, *(300.0,) * (POINTS + 1) if known else ())
+    assert [each for each, _ in drawn.running()] == [pytest.approx(end)]
+
+
 def drawn_ends(lease: Lease, *quantiles_s: float) -> DrawnEnds:
     cluster = ClusterState(default_inventory())
     cluster.apply(Granted(lease, lease.granted_at))
-    quantiles = RuntimeQuantiles(tuple(map(math.log, quantiles_s)))
+    quantiles = RuntimeQuantiles(tuple(map(math.log, quantiles_s))) if quantiles_s else None
     return DrawnEnds(cluster, (), lambda request: quantiles, random.Random(0).random, 0.0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resource_manager.core.teams import Team
-from resource_manager.scheduling.reasons.play_events import MAX_DELAYS, openings
+from resource_manager.scheduling.reasons.play_events import MAX_DELAYS, apply_event, openings
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from tests.scheduling.shared_cluster import Shared
 
@@ -42,3 +42,28 @@ def test_of_many_requests_that_wait_for_their_delay_some_have_a_step_of_their_ow
     times = list(openings(shared.state, shared.now))
     assert times[0] == shared.now + 30.0
     assert 1 < len(times) <= MAX_DELAYS
+
+
+def test_a_lease_whose_turn_is_over_makes_room_and_waits_behind_the_others_for_the_rest() -> None:
+    """Its runtime counted: those behind it were told days, where it gives its GPUs back after hours."""
+    shared = Shared()
+    shared.submit("turns", 4, expected_runtime_s=9000.0, requeue_after_s=600.0)
+    shared.submit("next", 4, expected_runtime_s=100.0, requeue_after_s=80.0)
+    begun = shared.state.leases["turns"]
+    assert starts(shared) == {"next": begun.granted_at + 600.0}
+    assert estimate_starts(shared.state, shared.current)["next"].ends_by == begun.granted_at + 700.0
+    with shared.state.trial():
+        apply_event(shared.state, begun, begun.granted_at + 600.0)
+        assert [pending.lease_id for pending in shared.state.pending.values()] == ["next", "turns"]
+        assert shared.state.pending["turns"].request.requeue_after_s is None
+
+
+def test_a_lease_at_its_longest_runtime_makes_room_and_does_not_wait_again() -> None:
+    shared = Shared(Team("vision", max_runtime_s=600.0))
+    shared.submit("limited", 4, team="vision")
+    shared.submit("next", 4, team="vision")
+    begun = shared.state.leases["limited"]
+    assert starts(shared) == {"next": begun.granted_at + 600.0}
+    with shared.state.trial():
+        apply_event(shared.state, begun, begun.granted_at + 600.0)
+        assert list(shared.state.pending) == ["next"]
