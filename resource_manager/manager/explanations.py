@@ -68,7 +68,6 @@ def explanation(
         "gpu_ids": list(members[0].gpu_ids) if members else [],
         "members": places,
         "sharing": sharing_in_words(request, places),
-        "ahead_in_queue": len(cluster.pending),
         "policy": cluster.settings.policy,
         "servers": [verdict(answer, placed, scores.get(answer.node)) for answer in verdicts],
         "would_preempt": [lease.lease_id for lease in victims],

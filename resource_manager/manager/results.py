@@ -350,7 +350,6 @@ class Explanation(TypedDict):
     gpu_ids: list[int]
     members: list[Member]
     sharing: str
-    ahead_in_queue: int
     policy: str
     servers: list[ServerVerdict]
     would_preempt: list[str]
