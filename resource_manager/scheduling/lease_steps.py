@@ -246,8 +246,11 @@ def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]
 
 
 def _late(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
-    """Return what becomes of a lease after the end of its preemption: a hold has no job, and ends."""
-    if is_hold(lease.lease_id, lease.request.labels):
+    """Return what becomes of a lease after the end of its preemption: a hold has no job, and ends.
+
+    Its id is its owner's word: what has a job all the same is no hold.
+    """
+    if not lease.places and is_hold(lease.lease_id, lease.request.labels):
         return release(cluster, lease.lease_id, now, outcome=Outcome.EVICTED)
     return unbegun(cluster, lease, now) or [_quarantined(lease, now)]
 

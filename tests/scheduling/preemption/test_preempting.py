@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
     InventoryChanged,
     Outcome,
     Preempting,
+    Quarantined,
     Queued,
     Released,
     Renewed,
@@ -24,7 +25,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE
-from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.models import JobPlace, Lease, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
@@ -560,6 +561,16 @@ def test_a_preempted_hold_has_no_job_that_could_end_and_ends_itself(holder: str)
     assert isinstance(granted, Granted)
     assert granted.lease.lease_id == "mine"
     assert not shared.state.pending
+
+
+def test_what_has_a_job_is_no_hold_whatever_its_id_says() -> None:
+    """Its GPUs stay allocated, and what is due to end does so for all others."""
+    shared = Shared(Team("vision", 4))
+    shared.submit(name := "hand:eve@desk/0123abcd", 4, team="nlp", preempt_grace_s=10.0)
+    token, places = shared.state.leases[name].fencing_token, [JobPlace("ssh", machine="a")]
+    shared.do(lease_steps.place_job(shared.state, name, places, shared.now, fencing_token=token))
+    shared.submit("mine", 4, team="vision")
+    assert shared.tick(11.0) == [Quarantined(name, token, shared.now)]
 
 
 def test_a_lease_that_expires_while_it_is_preempted_makes_room() -> None:
