@@ -97,7 +97,11 @@ class JobBoard:
         keys = [key for key, _, _ in wanted]
         orders = self._manager.stored_jobs.orders(keys)
         stored = self._manager.stored_jobs.jobs(
-            {lease["task_id"] for _, lease, _ in wanted if has_stored_job(lease["labels"])}
+            {
+                lease["task_id"]: lease["owner"]
+                for _, lease, _ in wanted
+                if has_stored_job(lease["labels"]) and not is_remainder(lease)
+            }
         )
         items = []
         for key, lease, rank in wanted:

@@ -21,6 +21,7 @@ from resource_manager.core.models import (
     Spread,
     TypeChoice,
     Utility,
+    has_stored_job,
 )
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -218,7 +219,8 @@ def checked(request: Request) -> Request:
     """Return the request as it is read back; raises `InvalidRequestError` if it must not be stored.
 
     A request that other processes could not read would lock all of them out of the state, and a name must
-    not be able to forge a log line.
+    not be able to forge a log line. No caller states that a request has a stored job: under its id
+    the job of another may be stored still.
     """
     single = {field: (name,) for field, name in zip(_NAMES, _names_in(request), strict=True)}
     several = {
@@ -228,6 +230,10 @@ def checked(request: Request) -> Request:
         "labels_required": chain.from_iterable(request.labels_required.items()),
     }
     check_names({**single, **several})
+    if has_stored_job(request.labels):
+        raise errors.InvalidRequestError(
+            "{labels} may not have job=stored: it says that a job came with the request", field="labels"
+        )
     runtime_s = request.expected_runtime_s
     if runtime_s is not None and not 0 < runtime_s < math.inf:
         raise errors.InvalidRequestError(

@@ -124,7 +124,7 @@ class StoredJobs:
                 f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
                 "until some have ended, or cancel pending requests"
             )
-        return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, job]), LIVE_S)
+        return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, owner, job]), LIVE_S)
 
     def _has_room(self, owner: str, size: int) -> bool:
         """Count a job of that caller if it fits; a refusal is always of what is stored now."""
@@ -164,13 +164,13 @@ class StoredJobs:
             JobRow(result_name(lease_id), "", newest, RESULT_S),
         ]
 
-    def job(self, lease_id: str) -> dict[str, Any] | None:
-        """Return the job of a request; raises `CorruptStateError` if it is none of ours."""
-        return self._stored_value(job_name(lease_id), "job", lease_id)
+    def job(self, lease_id: str, owner: str = "") -> dict[str, Any] | None:
+        """Return the job of an owner's request; raises `CorruptStateError` for another's, or none of ours."""
+        return self._stored_value(job_name(lease_id), "job", lease_id, owner)
 
-    def jobs(self, lease_ids: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
-        """Return the jobs of these requests, by lease id; of one that is none of ours, why."""
-        return self._stored_values({job_name(each): each for each in lease_ids}, "job")
+    def jobs(self, owners: Mapping[str, str]) -> dict[str, dict[str, Any] | CorruptStateError]:
+        """Return the jobs of the requests with these ids and owners, by id; of what is none of ours, why."""
+        return self._stored_values({job_name(each): (each, owner) for each, owner in owners.items()}, "job")
 
     def result(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
         """Return the result of a lease, by default of the newest of that id, for 7 days.
@@ -188,7 +188,7 @@ class StoredJobs:
 
     def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
         """Return the orders about these jobs, by key; of one that is none of ours, why."""
-        return self._stored_values({digest(f"order {key}"): key for key in keys}, "order")
+        return self._stored_values({digest(f"order {key}"): (key,) for key in keys}, "order")
 
     def give_order(self, key: str, order: Mapping[str, Any]) -> None:
         """Store what an agent is to do with a job, in place of an earlier order."""
@@ -252,39 +252,44 @@ class StoredJobs:
         text = self._sealed(["questions", server, {"asked": questions}])
         self._store.write([JobRow(digest(f"questions {server}"), "", text, OUTPUT_S)])
 
-    def _stored_value(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
+    def _stored_value(self, name: str, about: str, *of: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)
-        return None if text is None else self._opened(text, about, lease_id)
+        return None if text is None else self._opened(text, about, *of)
 
     def _stored_values(
-        self, of: Mapping[str, str], about: str
+        self, of: Mapping[str, tuple[str, ...]], about: str
     ) -> dict[str, dict[str, Any] | CorruptStateError]:
-        """Return what is stored under these names, by what it is of; of what is none of ours, why."""
+        """Return what is stored under these names, by the id that it is of; of what is none of ours, why."""
         values: dict[str, dict[str, Any] | CorruptStateError] = {}
         for name, text in self._store.texts(of).items():
             try:
-                values[of[name]] = self._opened(text, about, of[name])
+                values[of[name][0]] = self._opened(text, about, *of[name])
             except CorruptStateError as error:
-                values[of[name]] = error
+                values[of[name][0]] = error
         return values
 
     def _sealed(self, value: Sequence[Any]) -> str:
         plain = json.dumps(value, separators=(",", ":"))
         return plain if self._fernet is None else self._fernet.encrypt(plain.encode()).decode()
 
-    def _opened(self, text: str, about: str, of: str) -> dict[str, Any]:
-        """Return what was sealed as that of a lease, a job or a server; raises `CorruptStateError`."""
+    def _opened(self, text: str, about: str, *of: str) -> dict[str, Any]:
+        """Return what was sealed as that of a lease, a job or a server; raises `CorruptStateError`.
+
+        `of` is its id, and for the job of a request its owner too.
+        """
+        whose = " of owner ".join(map(repr, of))
         try:
             if self._fernet is not None:
                 text = self._fernet.decrypt(text.encode()).decode()
             said = json.loads(text)
         except Exception as error:  # `InvalidToken` of a package that is not always there
             raise CorruptStateError(
-                f"what is stored as the {about} of {of!r} cannot be decrypted: GPU_MANAGER_JOB_KEYS must be "
+                f"what is stored as the {about} of {whose} cannot be decrypted: GPU_MANAGER_JOB_KEYS must be "
                 "the same in all processes"
             ) from error
-        if not isinstance(said, list) or said[:-1] != [about, of] or not isinstance(said[-1], dict):
-            raise CorruptStateError(f"what is stored as the {about} of {of!r} is something else")
+        if not isinstance(said, list) or said[:-1] != [about, *of] or not isinstance(said[-1], dict):
+            another = " or another owner's: submit it again" if len(of) > 1 else ""
+            raise CorruptStateError(f"what is stored as the {about} of {whose} is something else{another}")
         return said[-1]
 
 

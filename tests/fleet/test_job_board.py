@@ -337,7 +337,7 @@ def test_a_job_that_did_not_start_waits_where_no_other_server_is(fleet: Fleet) -
 def test_a_job_that_starts_nowhere_ends_with_its_reason_and_keeps_no_other_back(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("bad")["fencing_token"]
-    stored = json.dumps(["job", "bad", {**JOB, "env": {"A\nB": "0"}}])  # as another build may have stored it
+    stored = json.dumps(["job", "bad", "ada", {**JOB, "env": {"A\nB": "0"}}])  # by another build
     fleet.manager.store.jobs.write([JobRow(job_name("bad"), "", stored, 600.0)])
     key = job_key("t", fleet.submit("t")["fencing_token"])
     assert fleet.wanted() == {key: "run"}
@@ -345,6 +345,18 @@ def test_a_job_that_starts_nowhere_ends_with_its_reason_and_keeps_no_other_back(
     found = fleet.manager.result_of("bad", token)
     assert found is not None
     assert "its job cannot be started: job: env must have texts by the names of variables" in found["reason"]
+
+
+@pytest.mark.parametrize("stored", [["job", "t", JOB], ["job", "t", "ada", JOB]])
+def test_a_job_runs_for_a_lease_of_its_owner_only(
+    fleet: Fleet, stored: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither one that names no owner, nor that of another who had this lease id."""
+    fleet.report()
+    fleet.manager.submit("t", 0, 8, job=JOB, owner="eve", server="gpu-a")
+    fleet.store.jobs.write([JobRow(job_name("t"), "", json.dumps(stored), 600.0)])
+    assert fleet.wanted() == {}
+    assert "of 't' of owner 'eve' is something else or another owner's: submit it again" in caplog.text
 
 
 def test_a_row_that_cannot_be_read_keeps_no_other_job_back(fleet: Fleet) -> None:
@@ -379,7 +391,7 @@ def test_a_preempted_job_is_told_and_its_request_waits_again(fleet: Fleet) -> No
     fleet.report(run(key, "finished", exit_code=143, preempted=True))
     assert [lease["task_id"] for lease in fleet.manager.leases()] == ["urgent"]
     assert [entry["task_id"] for entry in fleet.manager.queue()] == ["t"]
-    assert fleet.manager.stored_jobs.job("t") == JOB
+    assert fleet.manager.stored_jobs.job("t", "ada") == JOB
 
 
 def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
@@ -447,20 +459,22 @@ def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object
         fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
 
 
-def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Fleet) -> None:
+@pytest.mark.parametrize("name", ["t", "gang"])
+def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Fleet, name: str) -> None:
+    """Not that of another who has its lease id by then either."""
     fleet.report()
     fleet.report(name="gpu-b")
-    gang = granted_lease(fleet.manager.submit("gang", 0, 8, job=JOB, owner="ada", nodes=2))["fencing_token"]
-    token = granted_lease(fleet.manager.submit("t", 0, 8, job=JOB, owner="bob", server="gpu-b"))[
-        "fencing_token"
-    ]
-    fleet.report()
+    where: dict[str, Any] = {"server": "gpu-b", "job": JOB}
+    gang = granted_lease(fleet.manager.submit("gang", 0, 8, owner="ada", nodes=3, spread="pack", **where))
     fleet.report(name="gpu-b")
-    fleet.manager.release_members("gang", [0], fencing_token=gang, job_end="ended")
-    key = job_key("gang", gang, 1, 2)
-    assert fleet.wanted("gpu-b") == {key: "terminate", job_key("t", token): "run"}
+    fleet.manager.release_members("gang", [0], fencing_token=gang["fencing_token"], job_end="ended")
+    token = granted_lease(fleet.manager.submit(name, 0, 8, owner="bob", **where))["fencing_token"]
+    fleet.manager.release_members("gang", [1], fencing_token=gang["fencing_token"], job_end="ended")
+    fleet.report(name="gpu-b")
+    key = job_key("gang", gang["fencing_token"], 2, 3)
+    assert fleet.wanted("gpu-b") == {key: "terminate", job_key(name, token): "run"}
     fleet.report(run(key, "finished", exit_code=143), name="gpu-b")
-    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == [name]
 
 
 def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet) -> None:

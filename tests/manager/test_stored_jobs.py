@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from cryptography.fernet import Fernet
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.models import RUNS_JOBS, JobPlace
+from resource_manager.core.models import RUNS_JOBS, JobPlace, Request
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobEnded, StoredJobs
@@ -59,6 +60,23 @@ def test_a_job_is_stored_with_its_request_and_in_no_change(store: MemoryStore) -
     assert manager.stored_jobs.job("t") == JOB
     assert lease["labels"] == {"job": "stored"}
     assert "hush" not in str(manager.history()) + str(manager.snapshot())
+
+
+def test_no_caller_states_that_a_job_came_with_a_request(store: MemoryStore) -> None:
+    """Under its id the job of another may be stored still, which would run for this caller."""
+    manager, stated = opened(store), {"job": "stored"}
+    ways: list[Callable[[], object]] = [
+        lambda: manager.submit("t", 2, labels=stated),
+        lambda: manager.submit("t", 2, job=JOB, labels=stated),
+        lambda: manager.try_allocate("t", 2, labels=stated),
+        lambda: manager.try_allocate_batch([{"lease_id": "t", "gpus": 2, "labels": stated}]),
+        lambda: manager.try_allocate_batch([Request("t", 2, labels=stated)]),
+        lambda: manager.announce("t", 2, labels=stated),
+    ]
+    for way in ways:
+        with pytest.raises(InvalidRequestError, match="labels may not have job=stored"):
+            way()
+    assert (manager.leases(), manager.queue(), manager.coming()) == ([], [], [])
 
 
 @pytest.mark.parametrize(

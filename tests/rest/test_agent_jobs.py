@@ -108,6 +108,13 @@ def test_jobs_are_run_for_holders_of_such_a_token_only(as_: As, kept: Persistenc
         tokens.create(kept.tokens, "x", Role.READER, run_jobs=True)
 
 
+@pytest.mark.parametrize("path", ["allocate", "submit", "announce"])
+def test_a_caller_without_the_right_cannot_name_the_stored_job_of_another(as_: As, path: str) -> None:
+    refused = as_("eve").post(f"/api/{path}", json={**DEMAND, "labels": {"job": "stored"}})
+    assert (refused.status_code, json_of(refused)["errors"][0]["field"]) == (400, "labels")
+    assert "labels may not have job=stored" in json_of(refused)["detail"]
+
+
 def test_an_agent_asks_for_its_own_server_only(as_: As, manager: GPUResourceManager) -> None:
     mine, other = agent(as_), agent(as_, "gpu-b")
     tell(mine, manager)
