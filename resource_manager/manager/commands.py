@@ -148,12 +148,15 @@ class Commands:
             logger.info("released %s", _called(lease, lease_id))
         return ReleaseResult.RELEASED
 
-    def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+    def result_of(
+        self, lease_id: str, fencing_token: int | None = None, *, owner: str | None = None
+    ) -> JobResult | None:
         """Return the result that was stored as the lease was released, for 7 days.
 
-        Without its fencing token, that of the newest lease of this id that has one.
+        Without its fencing token, that of the newest lease of this id that has one: of the `owner`, if given
+        and if they have one, else of all.
         """
-        return self.stored_jobs.result(lease_id, fencing_token)
+        return self.stored_jobs.result(lease_id, fencing_token, owner)
 
     def release_members(
         self,

@@ -25,6 +25,7 @@ from resource_manager.storage.jobs import (
     JobStore,
     TooManyJobsError,
     job_name,
+    newest_name,
     result_name,
 )
 from resource_manager.storage.once import digest
@@ -158,11 +159,11 @@ class StoredJobs:
             ],
         }
         text = self._sealed([f"result {token}", lease_id, result])
-        newest = self._sealed(["newest result", lease_id, {"fencing_token": token}])
-        return [
-            JobRow(result_name(lease_id, token), "", text, RESULT_S),
-            JobRow(result_name(lease_id), "", newest, RESULT_S),
-        ]
+        rows = [JobRow(result_name(lease_id, token), "", text, RESULT_S)]
+        for of in ((lease_id,), (lease_id, lease.request.owner)):
+            newest = self._sealed(["newest result", *of, {"fencing_token": token}])
+            rows.append(JobRow(newest_name(*of), "", newest, RESULT_S))
+        return rows
 
     def job(self, lease_id: str, owner: str = "") -> dict[str, Any] | None:
         """Return the job of an owner's request; raises `CorruptStateError` for another's, or none of ours."""
@@ -172,19 +173,25 @@ class StoredJobs:
         """Return the jobs of the requests with these ids and owners, by id; of what is none of ours, why."""
         return self._stored_values({job_name(each): (each, owner) for each, owner in owners.items()}, "job")
 
-    def result(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+    def result(
+        self, lease_id: str, fencing_token: int | None = None, owner: str | None = None
+    ) -> JobResult | None:
         """Return the result of a lease, by default of the newest of that id, for 7 days.
 
-        Raises `CorruptStateError` if it is none of ours.
+        With an `owner` of their newest, or else of all. Raises `CorruptStateError` if it is none of ours.
         """
         if fencing_token is None:
-            newest = self._stored_value(result_name(lease_id), "newest result", lease_id)
+            newest = None if owner is None else self._newest(lease_id, owner)
+            newest = newest or self._newest(lease_id)
             if newest is None:
                 return None
             fencing_token = int(newest["fencing_token"])
         name = result_name(lease_id, fencing_token)
         found: Any = self._stored_value(name, f"result {fencing_token}", lease_id)
         return found  # type: ignore[no-any-return]
+
+    def _newest(self, *of: str) -> dict[str, Any] | None:
+        return self._stored_value(newest_name(*of), "newest result", *of)
 
     def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
         """Return the orders about these jobs, by key; of one that is none of ours, why."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from resource_manager.core.models import KEY_SEPARATOR
 from resource_manager.errors import ResourceManagerError
 from resource_manager.storage.once import digest
 
@@ -65,9 +66,14 @@ def job_name(lease_id: str) -> str:
     return digest(f"job {lease_id}")
 
 
-def result_name(lease_id: str, fencing_token: int | None = None) -> str:
-    """Return the name of the result of a lease, without its token that of the newest of that id."""
-    return digest(f"result {'newest' if fencing_token is None else fencing_token} {lease_id}")
+def result_name(lease_id: str, fencing_token: int) -> str:
+    """Return the name of the result of a lease."""
+    return digest(f"result {fencing_token} {lease_id}")
+
+
+def newest_name(lease_id: str, *owner: str) -> str:
+    """Return the name of the token of the newest result of a lease id, or of an owner's of that id."""
+    return digest(f"result newest {KEY_SEPARATOR.join((lease_id, *owner))}")
 
 
 def merged(rows: Iterable[JobRow]) -> list[JobRow]:

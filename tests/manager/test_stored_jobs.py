@@ -160,6 +160,17 @@ def test_what_is_left_of_a_gang_ends_neither_job_nor_result_of_what_has_its_id_b
     assert manager.stored_jobs.job("t") == JOB
 
 
+def test_who_uses_a_lease_id_again_hides_no_result_of_its_owner_before(store: MemoryStore) -> None:
+    manager = opened(store)
+    for owner in ("ada", "bob"):
+        token = granted_lease(manager.submit("t", 2, owner=owner, job=JOB))["fencing_token"]
+        manager.release("t", fencing_token=token, result=ENDED)
+    for who, owner in (("ada", "ada"), ("bob", "bob"), ("carol", "bob"), (None, "bob")):
+        found = manager.result_of("t", owner=who)
+        assert found is not None
+        assert found["owner"] == owner
+
+
 def test_a_release_that_ends_nothing_stores_no_result(store: MemoryStore) -> None:
     manager = opened(store)
     token = granted_lease(manager.submit("t", 2, job=JOB))["fencing_token"]

@@ -195,6 +195,20 @@ def test_output_is_for_owner_team_and_operator(
     assert as_("ada").get("/api/jobs/output", query_string=other).status_code == 404
 
 
+def test_the_result_of_who_used_a_lease_id_before_is_still_theirs_to_read(
+    as_: As, manager: GPUResourceManager
+) -> None:
+    ended: JobEnded = {"exit_code": 4, "last_line": "", "ended_at": None}
+    for owner in ("ada", "bob"):
+        token = granted_lease(manager.submit("t", 1, owner=owner, job=JOB))["fencing_token"]
+        manager.release("t", fencing_token=token, result=ended)
+    callers = {"ada": Role.USER, "bob": Role.USER, "eve": Role.USER, "root": Role.OPERATOR}
+    asked = {"query_string": {"task_id": "t"}}
+    results = {name: as_(name, role).get("/api/result", **asked) for name, role in callers.items()}
+    owners = {name: json_of(result).get("owner") for name, result in results.items()}
+    assert owners == {"ada": "ada", "bob": "bob", "eve": None, "root": "bob"}
+
+
 def test_who_waits_for_the_output_of_many_jobs_may_ask_for_other_things(
     as_: As, manager: GPUResourceManager
 ) -> None:

@@ -120,7 +120,7 @@ def job_output(service: Service, caller: Identity, query: agent_schemas.OutputQu
 @routes.add("GET", "/api/result", Role.READER, failures=(404,), tag="leases")
 def result(service: Service, caller: Identity, query: agent_schemas.ResultQuery) -> JobResult:
     """Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators."""
-    found = service.manager.result_of(query.task_id, query.fencing_token)
+    found = service.manager.result_of(query.task_id, query.fencing_token, owner=owner_required(caller))
     if found is None or not may_read(caller, found):
         which = "" if query.fencing_token is None else f" with fencing token {query.fencing_token}"
         raise ProblemError(404, f"no result of {query.task_id}{which}")

@@ -26,7 +26,7 @@ from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.history_pages import is_called, newest
-from resource_manager.rest.ownership import may_read
+from resource_manager.rest.ownership import may_read, owner_required
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
 from resource_manager.scheduling.reasons.start_estimates import LATER
@@ -159,7 +159,8 @@ def _jobs_to_read(
             for job in jobs
             if job.place.launcher == AGENT and may_read(caller, lease)
         ]
-    result = None if waiting is not None else service.manager.result_of(lease_id, token)
+    owner = owner_required(caller)
+    result = None if waiting is not None else service.manager.result_of(lease_id, token, owner=owner)
     return result["jobs"] if result is not None and may_read(caller, result) else []
 
 
