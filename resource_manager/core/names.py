@@ -36,8 +36,11 @@ None is given again within 30 days while fewer than 223,000 requests a day arriv
 
 _ID = re.compile(r"[\w.-]{1,250}")
 _MAP_INDEX = re.compile(r"-1|[0-9]{1,9}")
-_BY_HAND = re.compile(r"hand:(.+@\S+)/[0-9a-f]{8}")
-"""Lease id of `run`, `shell` and `hold`, whose random end nobody wants to read."""
+_BY_HAND = re.compile(r"hand:(.+@[^\s@/]+)/[0-9a-f]{8}")
+"""Lease id of `run`, `shell` and `hold`, whose random end nobody wants to read.
+
+Behind its last `@` there is none: an id of a thousand of them must not take a million steps.
+"""
 
 Named = Lease | PendingRequest
 

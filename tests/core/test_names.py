@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 
 import pytest
@@ -101,6 +102,13 @@ def test_what_runs_by_hand_is_called_by_who_runs_it_and_where() -> None:
     assert display_name_of(request("hand:ada@gpu-1/1f2e3d4c", launcher="terminal")) == "ada@gpu-1"
     assert display_name_of(request("hand:Ada Lovelace@console/1f2e3d4c")) == "Ada Lovelace@console"
     assert display_name_of(request("hand:ada@gpu-1/own")) == "hand:ada@gpu-1/own"
+
+
+def test_the_name_of_an_id_of_many_ats_is_found_at_once() -> None:
+    """Else requests with such ids would stop everybody who looks for a name."""
+    lease_id, began = "hand:" + "@" * 20_000, time.process_time()
+    assert display_name_of(request(lease_id)) == lease_id
+    assert time.process_time() - began < 0.5
 
 
 def test_a_sentence_has_display_name_and_short_id_and_leaves_out_the_middle_of_a_long_one() -> None:
