@@ -17,7 +17,7 @@ from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher, WSGITask
 
 from resource_manager.rest.held_requests import PARK, UNCHANGED, Parked
-from resource_manager.rest.limits import MAX_BODY_BYTES, network_of
+from resource_manager.rest.limits import APART, MAX_BODY_BYTES, THREADS_APART, network_of
 
 HEADER_S = 10.0
 """Longest time until the header of a request is there, from its first byte or from the connection."""
@@ -35,21 +35,6 @@ MAX_PER_ADDRESS = 128
 
 SPARE = 8
 """Connections below the limit from which on each new one ends an idle one: those that come get in at once."""
-
-APART = {
-    "/livez": "live",
-    "/readyz": "ready",
-    "/healthz": "ready",
-    **dict.fromkeys(("/api/renew", "/api/renew/batch", "/api/release"), "leases"),
-    **dict.fromkeys(("/api/reports", "/api/agent/jobs", "/api/agent/logs"), "agents"),
-}
-"""Path -> the threads that answer it and nothing else.
-
-A look at a silent store keeps nobody from seeing life, and however many read, leases are kept and servers
-are not taken for silent.
-"""
-
-THREADS_APART = {"live": 2, "ready": 2, "leases": 4, "agents": 4}
 
 DRAIN_LOOK_S = 0.01
 

@@ -21,6 +21,21 @@ DEFAULT_THREADS = 16
 SHARE = 4
 """One caller's calls run in at most one of so many threads: the others go on for the others."""
 
+APART = {
+    "/livez": "live",
+    "/readyz": "ready",
+    "/healthz": "ready",
+    **dict.fromkeys(("/api/renew", "/api/renew/batch", "/api/release"), "leases"),
+    **dict.fromkeys(("/api/reports", "/api/agent/jobs", "/api/agent/logs"), "agents"),
+}
+"""Path -> the threads that answer it and nothing else.
+
+A look at a silent store keeps nobody from seeing life, and however many read, leases are kept and servers
+are not taken for silent.
+"""
+
+THREADS_APART = {"live": 2, "ready": 2, "leases": 4, "agents": 4}
+
 FAILURES = "20/minute"
 PERIODS_S = {"second": 1, "minute": 60, "hour": 3600}
 
@@ -111,14 +126,18 @@ class Limits:
         self._calls.hit(caller, items)
 
     @contextmanager
-    def running(self, caller: str, waits: bool = False) -> Iterator[None]:
+    def running(self, caller: str, waits: bool = False, path: str = "") -> Iterator[None]:
         """Run a call of that caller inside; raise 429 if a quarter of the threads run their calls already.
 
-        Half of those at most may be calls that wait.
+        Half of those at most may be calls that wait. Calls of a path with threads of its own count
+        apart, up to half of these.
         """
-        half = max(self._most_at_once // 2, 1)
+        group, most = APART.get(path), self._most_at_once
+        if group is not None:
+            caller, most = f"{group} {caller}", THREADS_APART[group] // 2
+        half = max(most // 2, 1)
         waiting = self._turn(f"waiting {caller}", half) if waits else nullcontext()
-        with self._turn(caller, self._most_at_once), waiting:
+        with self._turn(caller, most), waiting:
             yield
 
     @contextmanager

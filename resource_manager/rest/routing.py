@@ -132,8 +132,11 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
                 raise ProblemError(
                     400, "If-Match is not read: give the revision or fencing_token in the body"
                 )
-            is_named = _is_named(service, identity)
-            turn = service.limits.running(flask.g.counted_as, route.waits) if is_named else nullcontext()
+            turn = (
+                service.limits.running(flask.g.counted_as, route.waits, route.path)
+                if flask.g.is_named
+                else nullcontext()
+            )
             is_operator = identity is not None and identity.is_operator
             name = as_caller(identity.name) if identity else ""
             with turn, asked_by(name, is_operator=is_operator) as flask.g.asking:
@@ -215,19 +218,15 @@ def admit(service: Service, role: Role | None) -> Identity | None:
         if role is not None:  # an open route needs no caller: that the service is live must be seen
             raise
     flask.g.identity = identity
-    is_named = _is_named(service, identity)
-    flask.g.counted_as = f"caller {identity.name}" if identity and is_named else f"address {address}"
+    # In an open service all have the same name.
+    flask.g.is_named = identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
+    flask.g.counted_as = f"caller {identity.name}" if identity and flask.g.is_named else f"address {address}"
     service.limits.count(flask.g.counted_as)
     if identity is None and role is not None and "Authorization" in request.headers:
         if expired is not None:
             raise expired
         service.limits.count_failure(address)
     return auth.authorise(identity, role)
-
-
-def _is_named(service: Service, identity: Identity | None) -> bool:
-    """Return whether the caller is told from others: in an open service all have the same name."""
-    return identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
 
 
 def _once(identity: Identity | None, raw: bytes) -> Once | None:

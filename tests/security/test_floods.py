@@ -19,7 +19,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.manager import forecasts, queue_view
 from resource_manager.manager.commit import group, group_commits
 from resource_manager.manager.report import Accounts
-from resource_manager.rest import limits
+from resource_manager.rest import limits, tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import use_page
@@ -80,8 +80,6 @@ def test_each_item_of_a_batch_counts_as_a_call(manager: GPUResourceManager, kept
 def test_a_batch_takes_the_rate_of_its_caller_only(
     manager: GPUResourceManager, kept: Persistence, request: pytest.FixtureRequest
 ) -> None:
-    from resource_manager.rest import tokens
-
     service = standalone(manager, kept, rate="10/hour")
     request.addfinalizer(service.watch.close)
     app = create_app(service)
@@ -124,6 +122,35 @@ def test_calls_of_a_caller_that_wait_for_agents_leave_room_for_those_that_do_not
         with limits_of.running("caller eve"):
             pass
         stack.enter_context(limits_of.running("caller ada", waits=True))
+
+
+def test_calls_with_threads_of_their_own_leave_half_of_these_to_others() -> None:
+    limits_of = Limits(threads=16)
+    for path in ("/api/renew", "/api/reports"):
+        with ExitStack() as stack:
+            for _ in range(2):
+                stack.enter_context(limits_of.running("caller eve", path=path))
+            with pytest.raises(ProblemError) as caught, limits_of.running("caller eve", path=path):
+                pass
+            assert caught.value.status == 429
+            stack.enter_context(limits_of.running("caller ada", path=path))
+
+
+def test_whose_reads_have_all_their_threads_renews_all_the_same(
+    manager: GPUResourceManager, kept: Persistence, request: pytest.FixtureRequest
+) -> None:
+    service = standalone(manager, kept)
+    request.addfinalizer(service.watch.close)
+    headers = {"Authorization": f"Bearer {tokens.create(kept.tokens, 'ada', Role.USER)}"}
+    client = create_app(service).test_client()
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(service.limits.running("caller ada"))
+        statuses = [
+            client.post(f"/api/{path}", json=body, headers=headers).status_code
+            for path, body in (("allocate", {"task_id": "t", **ONE}), ("renew", {"task_id": "t"}))
+        ]
+    assert statuses == [429, 404]
 
 
 class SlowManager(GPUResourceManager):
