@@ -141,6 +141,7 @@ def serve(
     from resource_manager.storage.archive import extend
 
     target.require_store("serve runs on a store")
+    _require_temporary_folder()
     if airflow.url and not airflow.url.startswith(("http://", "https://")):  # links would lead nowhere
         raise Failure(f"--airflow-url must begin with http:// or https://, got {airflow.url!r}", BAD_INPUT)
     settings = target.settings()
@@ -201,6 +202,20 @@ def _mark_files(settings: Settings, archive: Path | None) -> list[Path]:
     store = sha256(settings.store.encode()).hexdigest()[:16]
     beside = [] if archive is None else [archive.with_name(f"{archive.name}.mark")]
     return [state_folder() / f"{store}.mark", *beside]
+
+
+def _require_temporary_folder() -> None:
+    """Raise `Failure` if there is no folder in which long bodies and answers can wait."""
+    import tempfile
+
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise Failure(
+            "serve needs a folder for temporary files that it can write: set TMPDIR, or in a container that "
+            "is read-only docker run --tmpfs /tmp",
+            BAD_INPUT,
+        ) from error
 
 
 def _add_example(settings: Settings) -> None:

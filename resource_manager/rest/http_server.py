@@ -170,6 +170,13 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
                 self._map[self._fileno] = self
             self._is_outside = False
 
+    def write_soon(self, data: Any) -> int:
+        try:
+            return int(super().write_soon(data))
+        except OSError:  # a long answer waits in a file, for which there may be no space
+            self.will_close = True  # the count of what is still to be sent is wrong now, and never zero
+            raise
+
     def cancel(self) -> None:
         super().cancel()
         self._enter_loop()  # which closes it

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -213,3 +214,10 @@ def test_a_host_name_with_several_addresses_is_served_at_each() -> None:
 def test_an_address_of_ipv6_is_a_url() -> None:
     server = SimpleNamespace(effective_host="::1", effective_port=5000)
     assert addresses(server) == ["http://[::1]:5000"]
+
+
+def test_without_a_folder_for_temporary_files_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that is read-only: the first long answer would find none."""
+    monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=FileNotFoundError("no usable one")))
+    done = CliRunner().invoke(main, ["--store", "memory://", "serve"])
+    assert (done.exit_code, "--tmpfs /tmp" in done.output) == (2, True), done.output

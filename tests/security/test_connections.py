@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -255,6 +255,23 @@ def test_ten_megabytes_are_refused_with_an_answer(serve: Any, path: str, status:
     host, port = serve()
     answer = httpx.post(f"http://{host}:{port}{path}", content=b"x" * 10_000_000, timeout=30.0)
     assert answer.status_code == status
+
+
+def test_an_answer_for_which_there_is_no_space_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk; else the loop would wait at full speed for more of it to be sent."""
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Length", str(2**21))])
+        return [b"x" * 2**21]
+
+    server = bounded_server(app, "127.0.0.1", 0, threads=1)
+    address = "127.0.0.1", int(server.effective_port)
+    with listening(server), socket.create_connection(address) as client, suppress(ConnectionError):
+        client.sendall(GET)
+        client.settimeout(10)
+        while client.recv(2**20):
+            pass
 
 
 def test_a_server_that_ends_answers_what_has_come_and_has_others_go_elsewhere() -> None:
