@@ -11,7 +11,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.notices import notices_of
 from resource_manager.manager.results import Recorded
-from resource_manager.rest.console.history_pages import newest
+from resource_manager.rest.console.history_pages import RecentChanges
 from resource_manager.rest.webhooks import failed_attempts
 
 KINDS = {
@@ -62,10 +62,10 @@ def _not_taken(manager: GPUResourceManager) -> Iterator[str]:
             )
 
 
-def look_at(manager: GPUResourceManager) -> dict[str, Any]:
+def look_at(manager: GPUResourceManager, recent: RecentChanges) -> dict[str, Any]:
     """Return the stored cluster, and its last changes, the newest first."""
     version = manager.read(lambda cluster, now: cluster.version)
-    changes = (change for change in newest(manager, version) if change["change"] in KINDS)
+    changes = (change for change in recent.newest(manager.history, version) if change["change"] in KINDS)
     found = [
         {
             "at": change["at"],

@@ -1,19 +1,53 @@
-"""Changes of the history that a page shows."""
+"""Changes of the history that pages show."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from resource_manager.manager.answer_words import recorded_name
-from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.recorded_changes import MAX_LOOKED_AT, newest_changes
+from resource_manager.manager.recorded_changes import MAX_LOOKED_AT, PAGE, newest_changes
 from resource_manager.manager.results import Recorded
 
+History = Callable[[int, int], Sequence[Recorded]]
+"""Changes after a version, oldest first, so many at most."""
 
-def newest(manager: GPUResourceManager, version: int) -> Iterator[Recorded]:
-    """Yield the newest kept changes up to this version, the newest first."""
-    return islice(newest_changes(manager.history, version), MAX_LOOKED_AT)
+
+class RecentChanges:
+    """The newest changes of a history, read once and then as they come; thread-safe.
+
+    Open pages ask after each change of the cluster, and decoding the newest 20,000 takes long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes: deque[Recorded] = deque(maxlen=MAX_LOOKED_AT)
+
+    def newest(self, history: History, version: int) -> list[Recorded]:
+        """Return the newest kept changes up to this version, the newest first."""
+        with self._lock:
+            if not self._follow(history, version):
+                self._changes.clear()
+                self._changes.extendleft(islice(newest_changes(history, version), MAX_LOOKED_AT))
+            return [change for change in reversed(self._changes) if change["version"] <= version]
+
+    def _follow(self, history: History, version: int) -> bool:
+        """Add the changes up to this version; return False if they do not go on from those read before.
+
+        So where the store was set back to an older dump, or keeps none of these any more.
+        """
+        if not self._changes or version > self._changes[-1]["version"] + MAX_LOOKED_AT:
+            return False
+        page = history(self._changes[-1]["version"] - 1, PAGE)
+        if not page or page[0] != self._changes[-1]:
+            return False
+        self._changes.extend(page[1:])
+        while len(page) == PAGE and page[-1]["version"] < version:
+            page = history(page[-1]["version"], PAGE)
+            self._changes.extend(page)
+        return True
 
 
 def is_called(change: Recorded, name: str) -> bool:

@@ -109,7 +109,8 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     uses = use_of(service.manager, [shown["row"].name])
     if not uses:  # it has left meanwhile
         raise left
-    changes = health_history(service.manager, shown["row"].name, shown["totals"]["version"])
+    recent = service.recent.newest(service.manager.history, shown["totals"]["version"])
+    changes = health_history(recent, shown["row"].name)
     more = {"use": uses[0], "changes": changes, "describe": describe_change}
     return _page("server.html", service, caller, **more, **shown)
 
@@ -219,7 +220,7 @@ def estimates(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/cluster", Role.READER)
 def cluster(service: Service, caller: Identity) -> Any:
     """The stored cluster, and its last changes."""
-    return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager))
+    return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager, service.recent))
 
 
 @routes.add("GET", "/charts", Role.READER)

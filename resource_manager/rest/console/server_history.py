@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.recorded_changes import newest_changes
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import by_whom
 
@@ -21,17 +19,12 @@ KINDS = {
 }
 """Text of each kind of change that is about the health of a server."""
 
-MAX_LOOKED_AT = 5000
 MAX_SHOWN = 50
 
 
-def health_history(manager: GPUResourceManager, server: str, version: int) -> list[Recorded]:
-    """Return the server's last changes of these kinds, the newest first, among the newest of the history."""
-    found = (
-        change
-        for change in islice(newest_changes(manager.history, version), MAX_LOOKED_AT)
-        if change["change"] in KINDS and change["node"] == server
-    )
+def health_history(newest_first: Iterable[Recorded], server: str) -> list[Recorded]:
+    """Return the server's last changes of these kinds, the newest first, among these changes."""
+    found = (change for change in newest_first if change["change"] in KINDS and change["node"] == server)
     return list(islice(found, MAX_SHOWN))
 
 

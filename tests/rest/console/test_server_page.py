@@ -6,7 +6,6 @@ import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,6 +16,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short_id
+from resource_manager.rest.console.history_pages import RecentChanges
 from resource_manager.rest.console.server_history import health_history
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -199,8 +199,7 @@ def test_the_history_of_a_server_goes_back_across_a_jump_of_versions() -> None:
     def history(after: int, limit: int) -> list[Any]:
         return [change for change in (drained, resumed) if change["version"] > after][:limit]
 
-    manager: Any = SimpleNamespace(history=history)
-    assert health_history(manager, "gpu-a", 10**9) == [resumed, drained]
+    assert health_history(RecentChanges().newest(history, 10**9), "gpu-a") == [resumed, drained]
 
 
 def test_a_bar_over_gpus_whose_numbers_have_gaps_says_each_number(
