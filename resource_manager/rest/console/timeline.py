@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from resource_manager.core.changes import Outcome
@@ -70,14 +70,17 @@ class Span:
     start: float
     end: float
     outcome: str | None
-    team: str = ""
-    token: int = 0
+    team: str
+    token: int
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bar of a row: `x` and `width` in percent, `y` and `height` in pixels; no `lease_id` for maintenance."""
+    """Bar of a row: `x` and `width` in percent, `y` and `height` in pixels; no `lease_id` for maintenance.
+
+    `token` is that of the lease, whose id another may have by now; none of a pending request.
+    """
 
     x: float
     width: float
@@ -87,6 +90,7 @@ class Bar:
     label: str
     title: str
     lease_id: str
+    token: int | None = None
 
 
 @dataclass(slots=True)
@@ -147,6 +151,7 @@ def past(lives: Lives, start: float) -> list[Span]:
             end.at,
             _expired(life.lease) if end.expired else end.outcome or "ended",
             life.lease.request.team,
+            life.lease.fencing_token,
             why="".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
         )
         for life in lives.lives.values()
@@ -199,9 +204,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         is_short = end is not None and window.percent(now) - window.percent(span.start) < NARROW
         _add(rows[span.node], lanes[span.node], window, span, classes, bare=is_short)
         if end is not None:
-            later = Span(
-                span.lease_id, span.name, span.node, span.gpu_ids, now, end, "expected to end", span.team
-            )
+            later = replace(span, start=now, end=end, outcome="expected to end")
             _add(rows[span.node], lanes[span.node], window, later, f"{classes} later", bare=not is_short)
     for entry in entries:
         _add_waiting(rows, window, entry)
@@ -247,7 +250,8 @@ def _add(
     mark: str = "",
 ) -> None:
     """Add a bar for each run of neighbouring GPUs of a span."""
-    x, right = window.percent(span.start), window.percent(span.end)
+    x = window.percent(span.start)
+    width = max(window.percent(span.end) - x, 0.15)
     places = sorted(lanes[gpu_id] for gpu_id in span.gpu_ids if gpu_id in lanes)
     name = f"{span.team} / {span.name}" if span.team else span.name
     words = span.outcome or "running"
@@ -258,9 +262,8 @@ def _add(
             run.append(places.pop(0))
         height = LANE * len(run) - 1
         label = "" if bare or height < LANE else f"{mark}{name}"
-        row.bars.append(
-            Bar(x, max(right - x, 0.15), LANE * run[0], height, classes, label, title, span.lease_id)
-        )
+        place = LANE * run[0]
+        row.bars.append(Bar(x, width, place, height, classes, label, title, span.lease_id, span.token))
 
 
 def _add_maintenance(row: Row, window: Window, maintenance: cells.Maintenance) -> None:

@@ -169,3 +169,15 @@ def test_a_hold_that_ended_on_time_ended_well(
     [title] = [title for _, _, title in bars(text, "past") if "ada@desk" in title]
     assert "ended on time, 6" in title
     assert not [title for _, _, title in bars(text, "past failed") if "ada@desk" in title]
+
+
+def test_a_bar_leads_to_its_own_lease_also_where_its_id_has_another_by_now(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    manager.release("d/r/now")
+    manager.release("d/r/next")
+    manager.submit("d/r/<old>", 2)
+    text = page(as_role, "/timeline")
+    links = re.findall(r'<a href="([^"]*)" aria-label="d/r/&lt;old&gt;[^"]*: (\w+),', text)
+    is_over = {end: "ENDED" in page(as_role, html.unescape(link)) for link, end in links}
+    assert is_over == {"FAILED": True, "running": False}
