@@ -91,6 +91,20 @@ def test_a_program_that_says_exact_never_ends_what_is_only_called_so(open_client
     assert len(open_client.get("/api/leases").get_json()["items"]) == 1
 
 
+def test_a_program_that_says_exact_is_told_of_no_other_lease_than_it_means(open_client: FlaskClient) -> None:
+    lease, waits = submit(open_client, 1), submit(open_client, 2, gpus=8, server=0)
+
+    def status(entry: dict[str, Any], **query: Any) -> int:
+        asked = {"task_id": entry["task_id"], "exact": True, **query}
+        return open_client.get("/api/task", query_string=asked).status_code
+
+    token = lease["fencing_token"]
+    assert [status(lease, fencing_token=each) for each in (token, token + 1)] == [200, 404]
+    assert [status(waits, fencing_token=each) for each in (token, token + 1)] == [404, 404]
+    assert [status(lease, pending=each) for each in (False, True)] == [200, 404]
+    assert [status(waits, pending=each) for each in (False, True)] == [404, 200]
+
+
 def test_the_console_names_leases_and_finds_them_by_each_name(open_client: FlaskClient) -> None:
     lease, waits = submit(open_client, 1, 3), submit(open_client, 2, 4, gpus=8, server=0)
     lease_id = lease["task_id"]

@@ -6,9 +6,10 @@ from typing import TypeVar, cast
 
 import flask
 
+from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import NO_LEASE
 from resource_manager.fleet.server_use import measures_of, use_of
-from resource_manager.manager import results
+from resource_manager.manager import results, serializers
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
@@ -100,12 +101,30 @@ def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> result
         )
     if not query.exact:
         return _named(service, caller, query)
-    found = service.manager.status_of(query.task_id)
+    found = _exactly(service, query)
     if found is None:
-        raise ProblemError(
-            404, f"task {query.task_id!r} has neither a lease nor a pending request", kind=NO_LEASE
-        )
+        nothing = "neither a lease nor a pending request"
+        if query.fencing_token is not None:
+            nothing = f"no lease with fencing token {query.fencing_token}"
+        elif query.pending is not None:
+            nothing = "no pending request" if query.pending else "no lease"
+        raise ProblemError(404, f"task {query.task_id!r} has {nothing}", kind=NO_LEASE)
     return found
+
+
+def _exactly(service: Service, query: schemas.TaskQuery) -> results.Submission | None:
+    """Return what has that full lease id, within the limits that `named` knows, too."""
+    token = query.fencing_token
+    if token is None:
+        found = service.manager.status_of(query.task_id)
+        is_meant = found is not None and query.pending in (None, found["state"] == "WAITING")
+        return found if is_meant else None
+
+    def view(cluster: ClusterState, now: float) -> results.Submission | None:
+        lease = cluster.holding(query.task_id, token)
+        return None if lease is None else serializers.allocation(cluster, lease)
+
+    return None if query.pending else service.manager.read(view)
 
 
 def _named(service: Service, caller: Identity, query: schemas.TaskQuery) -> results.Submission:
