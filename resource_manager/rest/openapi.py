@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -17,19 +18,20 @@ if TYPE_CHECKING:
 REFERENCE = "#/components/schemas/{model}"
 
 
-def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -> dict[str, Any]:
+@functools.lru_cache(maxsize=4)  # the types of all routes take long
+def document(routes: tuple[Route, ...], gpus: tuple[int, int], prefix: str = "") -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of all routes that are not pages.
 
     `gpus` is the least and the greatest number of whole GPUs that a task may request; `prefix` is the path
-    at which the service is mounted.
+    at which the service is mounted. It is made once for each of these, and is not to be changed.
     """
-    routes = [route for route in routes if not route.page]
-    kinds = {Problem: None} | {kind: None for route in routes for kind in (route.body, route.answer) if kind}
+    shown = [route for route in routes if not route.page]
+    kinds = {Problem: None} | {kind: None for route in shown for kind in (route.body, route.answer) if kind}
     schema_of, schemas = TypeAdapter.json_schemas(
         [(kind, "validation", TypeAdapter(kind)) for kind in kinds], ref_template=REFERENCE
     )
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
+    for route in shown:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
         operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
         for parameter in operation["parameters"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from resource_manager.rest import api
 from resource_manager.rest.console import pages
+from resource_manager.rest.openapi import document
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.airflow_variable.store import KEYS_KEPT
 from resource_manager.storage.once import KEEP_S, MAX_KEYS
@@ -41,3 +42,9 @@ def test_the_documented_limits_of_idempotency_keys_are_those_of_the_stores() -> 
     assert KEEP_S == 86_400
     said = f"about {MAX_KEYS:,} keys, in an `airflow://` store all callers together {KEYS_KEPT:,};"
     assert said in line
+
+
+def test_the_document_of_the_interface_is_made_once() -> None:
+    """Any reader can ask for it, and the types of all routes take long."""
+    first, again = (document(tuple(api.routes.all), (1, 8)) for _ in range(2))
+    assert again is first

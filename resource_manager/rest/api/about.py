@@ -53,4 +53,4 @@ def metrics(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/openapi.json", Role.READER)
 def openapi(service: Service, caller: Identity) -> Any:
     """This interface as an OpenAPI 3.1 document."""
-    return document(routes.all, service.manager.gpu_range(), flask.request.script_root)
+    return document(tuple(routes.all), service.manager.gpu_range(), flask.request.script_root)

@@ -258,7 +258,7 @@ def what_if_page(
 @routes.add("GET", "/docs", Role.READER)
 def docs(service: Service, caller: Identity) -> Any:
     """Documentation of the REST interface, with forms to call it."""
-    described = document(api.routes.all, service.manager.gpu_range(), flask.request.script_root)
+    described = document(tuple(api.routes.all), service.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in api.routes.all}
     return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
 
