@@ -353,7 +353,9 @@ def test_a_token_of_some_teams_names_no_other(bound: Any, manager: GPUResourceMa
         assert refused.status_code == 403
         assert "team must be one of ada's (vision, nlp), got speech" in refused.json["detail"]
     batch = {"requests": [{"task_id": "a", **BODY}, {"task_id": "b", **BODY, "team": "speech"}]}
-    assert ada.post("/api/allocate/batch", json=batch).status_code == 403
+    refused = ada.post("/api/allocate/batch", json=batch)
+    told = "requests.1.team must be one of ada's (vision, nlp), got speech"
+    assert (refused.status_code, refused.json["detail"]) == (403, told)
     assert manager.get_resource_summary()["version"] == 0
     teams = [
         ada.post("/api/allocate", json={"task_id": f"t{number}", **BODY, **team}).json["team"]

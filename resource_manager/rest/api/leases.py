@@ -59,7 +59,12 @@ def allocate_batch(
     """Grant several requests, each on its own; each counts for the limit of calls."""
     if len(body.requests) > 1:
         service.limits.count(flask.g.counted_as, len(body.requests) - 1)
-    requests = [owned(service, item, caller) for item in body.requests]
+    requests: list[AllocateBody] = []
+    for number, item in enumerate(body.requests):
+        try:
+            requests.append(owned(service, item, caller))
+        except ProblemError as error:
+            raise ProblemError(error.status, f"requests.{number}.{error.detail}") from None
     results: list[Any] = []
     refusals: list[Any] = []
     for result in service.manager.try_allocate_batch(requests, once=once):
