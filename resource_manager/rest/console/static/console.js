@@ -9,6 +9,7 @@
   let version = Number(body.dataset.version || 0);
   let pending = new Set();
   let everything = false;
+  let missed = false; // whether something fresh was left out, since somebody uses what it would replace
   let timer = null;
   let busy = false;
   let refreshed = -Infinity;
@@ -27,7 +28,8 @@
   }
 
   function replace(old, fresh) {
-    if (fresh && !inUse(old)) old.replaceWith(document.adoptNode(fresh));
+    if (fresh && inUse(old)) missed = true;
+    else if (fresh) old.replaceWith(document.adoptNode(fresh));
   }
 
   async function refresh() {
@@ -37,7 +39,7 @@
     busy = true;
     const ids = pending, all = everything;
     pending = new Set();
-    everything = false;
+    everything = missed = false;
     try {
       const own = document.querySelector("[data-fragment=self]");
       if (own) {
@@ -123,8 +125,8 @@
     for (const time of document.querySelectorAll("time[data-until]")) time.textContent = "in " + words(time.dataset.until - now);
   }
 
-  document.addEventListener("focusout", () => { if (pending.size) later(); });
-  document.addEventListener("toggle", () => { if (pending.size) later(); }, true);
+  document.addEventListener("focusout", () => { if (pending.size || missed) later(); });
+  document.addEventListener("toggle", () => { if (pending.size || missed) later(); }, true);
   async function ask(link) {
     // The dialog is fetched when somebody wants it: Airflow is asked about one task then, not about a page of them.
     try {
