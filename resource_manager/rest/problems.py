@@ -106,7 +106,8 @@ def from_validation(error: ValidationError) -> ProblemError:
     """Return a 400 with the first errors; `Missing required parameters` if a field is missing."""
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
-    for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
+    found = error.errors(include_url=False)  # all of them each time, and there can be a hundred thousand
+    for entry in found[:MAX_COMPLAINTS]:
         field = shortened(".".join(errors.place_in(entry["loc"])), 100)
         said = in_words(entry)
         if entry["type"] == "model_type":  # pydantic names a class of ours
@@ -118,7 +119,7 @@ def from_validation(error: ValidationError) -> ProblemError:
         return ProblemError(
             400, f"missing: {', '.join(missing)}", error=MISSING_PARAMETERS, errors=complaints
         )
-    first, named = complaints[0], error.errors(include_url=False)[0].get("ctx", {}).get("words")
+    first, named = complaints[0], found[0].get("ctx", {}).get("words")
     where, words = first["field"], Words("{}", first["message"])
     if named is not None and str(named) == first["message"]:
         words = named

@@ -20,7 +20,6 @@ class ServersQuery(Query):
     q: Text = ""
     state: Literal["", "IDLE", "PARTIAL", "FULL", "ERROR", "DRAINED"] = ""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
-    task: Annotated[str, Field(max_length=1000)] = ""
 
 
 class RowsQuery(Query):

@@ -49,8 +49,6 @@ FIRST = 5
 @routes.add("GET", "/", Role.READER)
 def servers(service: Service, caller: Identity, query: forms.ServersQuery) -> Any:
     """Servers."""
-    if query.task:
-        return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
     entries = service.manager.queue()
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def queue(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
             and (not query.mine or entry["owner"] == caller.name)
         ]
         shown, paging = _paged(found, query.page)
-        rows = [_waiting(entry, cluster, caller, service) for entry in shown]
+        rows = [_waiting(entry, cluster, caller) for entry in shown]
         coming = [{**each, "gpus": gpus_coming(each)} for each in announced if not query.q]
         summary = coming_in_words(announced, now)
         totals = cells.totals(cluster)
@@ -326,9 +324,7 @@ def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:
     return {"page": index // forms.PER_PAGE + 1, "name": name, "level": level, "open": is_open}
 
 
-def _waiting(
-    entry: dict[str, Any], cluster: ClusterState, caller: Identity, service: Service
-) -> dict[str, Any]:
+def _waiting(entry: dict[str, Any], cluster: ClusterState, caller: Identity) -> dict[str, Any]:
     request = cluster.pending[entry["task_id"]].request
     return {
         **entry,
@@ -336,7 +332,6 @@ def _waiting(
         "types": ", ".join(request.gpu_types),
         "cpus": counted(float(entry["required_cpus"]), "CPU"),
         "start": entry["estimated_start"],
-        "link": cells.task_link(request, service),
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }
 

@@ -67,7 +67,7 @@ def sign_on(service: Service, caller: Identity | None, query: SignOnQuery) -> An
 def signed_on(service: Service, caller: Identity | None) -> Any:
     """Come back from the provider."""
     desk, provider = _desk(service)
-    answer = {name: flask.request.args[name] for name in flask.request.args}
+    answer = flask.request.args.to_dict()
     token, destination = desk.end(provider, _redirect_uri(), flask.request.cookies.get(COOKIE, ""), answer)
     desk.authenticator.begin_session(token)
     # Browsers send the session's cookie with what our own page asks for, not with a redirect of the provider.
