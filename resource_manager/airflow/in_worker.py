@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+from airflow.sdk import BaseOperator
 
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
@@ -20,8 +22,12 @@ from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import renewal_pause_s
 from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
-from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
-from resource_manager.airflow.worker_guard import guarded
+from resource_manager.airflow.version_compat import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+)
+from resource_manager.airflow.worker_guard import end_children, end_this_process, guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.job_preemption import grace_of
@@ -41,9 +47,6 @@ _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) 
 
 TRY_LABEL = "try"
 """Label of a lease with the try that requested it."""
-
-STOP_S = 15.0
-"""Time in which what an operator started elsewhere should be ended, once its lease is lost."""
 
 HELD_FOR = 0.75
 """Part of its ttl for which a lease counts as held since its last renewal; then what uses it is ended."""
@@ -192,7 +195,7 @@ class RunsInWorker(HoldsLease):
         try:
             with (
                 environment(devices),
-                guarded(lease_id, token) if ends_in_time else nullcontext(),
+                guarded(lease_id, token) if ends_in_time else nullcontext() as guard,
                 kept_alive(
                     manager,
                     lease_id,
@@ -200,12 +203,19 @@ class RunsInWorker(HoldsLease):
                     seconds_of(self._ttl),
                     grace_s=allocation["preempt_grace_s"],
                     ends_in_time=ends_in_time,
-                    end=partial(_end_this_process, stop=stop),
+                    end=partial(end_this_process, stop=stop),
                 ),
             ):
                 if words := await_share(devices):
                     self.log.warning(words)
-                yield
+                try:
+                    yield
+                except AirflowTaskTimeout:
+                    if ends_in_time:  # here, as Airflow calls `on_kill` once the GPUs are free
+                        task = cast(BaseOperator, self)
+                        has_own = type(task).on_kill is not BaseOperator.on_kill
+                        end_children(task.on_kill if has_own else None, guard=guard)
+                    raise
         finally:
             task_over.set()
 
@@ -296,19 +306,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> None:
-    import psutil
-
-    print(f"ending this task: {reason}", flush=True)
-    stopping = threading.Thread(target=stop, name="gpu-lease-stop", daemon=True)
-    stopping.start()
-    stopping.join(STOP_S)
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended by itself
-            child.kill()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @contextmanager
 def kept_alive(
     manager: LeaseService,
@@ -319,7 +316,7 @@ def kept_alive(
     grace_s: float = math.inf,
     ends_in_time: bool = True,
     clock: Callable[[], float] = time.monotonic,
-    end: Callable[[str], None] = _end_this_process,
+    end: Callable[[str], None] = end_this_process,
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.
 

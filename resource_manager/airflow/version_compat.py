@@ -20,6 +20,7 @@ try:  # since 3.2
         AirflowFailException,
         AirflowNotFoundException,
         AirflowTaskTerminated,
+        AirflowTaskTimeout,
         TaskDeferred,
     )
 
@@ -31,6 +32,7 @@ except ImportError:
         AirflowFailException,
         AirflowNotFoundException,
         AirflowTaskTerminated,
+        AirflowTaskTimeout,
         TaskDeferred,
     )
 
@@ -48,6 +50,7 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "AirflowTaskTerminated",
+    "AirflowTaskTimeout",
     "BaseHook",
     "TaskDeferred",
     "get_xcom",

@@ -1,18 +1,30 @@
-"""Guard of a worker: ends what a task started under a lease once the task's process is dead.
+"""End of what a task started under a lease in a worker: with the task's process, or when its time is over.
 
-A task that is killed ends nothing itself, and its lease expires while its children compute.
+A task that is killed ends nothing itself, and its lease expires while its children compute: its guard does.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from resource_manager.jobs.launchers.base import job_key
+
+if TYPE_CHECKING:
+    import psutil
+
+STOP_S = 15.0
+"""Time in which what an operator started should end, once its lease is lost or its time is over."""
+
+END_POLL_S = 0.1
 
 
 def guard(parent: int, lease_id: str, token: str, key: str) -> None:
@@ -46,10 +58,10 @@ def guard(parent: int, lease_id: str, token: str, key: str) -> None:
 
 
 @contextmanager
-def guarded(lease_id: str, token: int) -> Iterator[None]:
-    """Have a guard for the block; without effect where the system has no /proc."""
+def guarded(lease_id: str, token: int) -> Iterator[int | None]:
+    """Have a guard for the block, and its process id; None where the system has no /proc, and no guard is."""
     if not os.path.isdir("/proc/self"):
-        yield
+        yield None
         return
     call = (os.getpid(), lease_id, str(token), job_key(lease_id, token))
     program = f"{inspect.getsource(guard)}\nguard(*{call!r})\n"
@@ -63,8 +75,61 @@ def guarded(lease_id: str, token: int) -> Iterator[None]:
         cwd="/",
     )
     try:
-        yield
+        yield process.pid
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
+
+
+def end_children(stop: Callable[[], object] | None, *, guard: int | None) -> None:
+    """End what this process started, except its guard; what is left after `STOP_S` is killed.
+
+    `stop` tells it to end, SIGTERM if that is None. No end is read: Airflow signals the same processes again.
+    """
+    import psutil
+
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid != guard]
+    if stop is None:
+        _signal(children, signal.SIGTERM)
+    else:
+        with suppress(Exception):  # Airflow calls it again, and tells of that
+            stop()
+    _await_end(children)
+    _signal(children, signal.SIGKILL)
+    _await_end(children)
+
+
+def end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> None:
+    """Kill this process and its children, after `stop` has ended what runs elsewhere, or `STOP_S` are over."""
+    import psutil
+
+    print(f"ending this task: {reason}", flush=True)
+    stopping = threading.Thread(target=stop, name="gpu-lease-stop", daemon=True)
+    stopping.start()
+    stopping.join(STOP_S)
+    _signal(psutil.Process().children(recursive=True), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+    import psutil
+
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended by itself
+            process.send_signal(number)
+
+
+def _await_end(processes: Iterable[psutil.Process]) -> None:
+    ends_at = time.monotonic() + STOP_S
+    while any(map(_is_running, processes)) and time.monotonic() < ends_at:
+        time.sleep(END_POLL_S)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

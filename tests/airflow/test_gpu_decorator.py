@@ -27,7 +27,7 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
         from airflow.exceptions import AirflowSkipException  # type: ignore[no-redef]
-    from resource_manager.airflow import in_worker
+    from resource_manager.airflow import in_worker, worker_guard
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
@@ -54,7 +54,7 @@ def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(at_worker_kil
     child.wait()
     killed: list[int] = []
     at_worker_kill(killed.append, [ended])
-    in_worker._end_this_process("its lease is over")
+    worker_guard.end_this_process("its lease is over")
     assert killed == [signal.SIGKILL]
 
 

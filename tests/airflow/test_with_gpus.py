@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import pickle
+import signal
+import subprocess
 import time
 import warnings
 from datetime import UTC, datetime, timedelta
@@ -12,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.providers.standard.hooks.subprocess import SubprocessHook
     from airflow.providers.standard.operators.bash import BashOperator
     from airflow.providers.standard.operators.python import PythonOperator, PythonVirtualenvOperator
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task
@@ -33,7 +37,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.leased_operators import lease_keeping
     from resource_manager.airflow.leased_operators.kinds import kind_of
     from resource_manager.airflow.task_trigger.waits import GrantTrigger, LeaseEndTrigger
-    from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
+    from resource_manager.airflow.version_compat import AirflowException, AirflowTaskTimeout, TaskDeferred
     from tests.airflow.any_operators import OPERATORS
 
 from resource_manager.core.models import Gpu, Node
@@ -251,6 +255,70 @@ def test_a_failure_releases_the_gpus_and_a_retry_waits_for_a_lost_try(manager):
     with pytest.raises(TaskDeferred) as deferred:
         made(BashOperator, bash_command="true").execute(context_of(try_number=2))
     assert isinstance(deferred.value.trigger, LeaseEndTrigger)
+
+
+@pytest.fixture
+def started(manager, connect, pause):
+    """Ids of processes, none of which may run when a lease is released."""
+    pids: list[int] = []
+
+    def release(*given, **more):
+        for pid in pids:
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return manager.release(*given, **more)
+
+    pause({"airflow.worker_guard.STOP_S": 0.5, "airflow.worker_guard.END_POLL_S": 0.01})
+    connect(Mock(wraps=manager, release=release))
+    yield pids
+    for pid in filter(psutil.pid_exists, pids):
+        psutil.Process(pid).kill()
+
+
+def test_a_command_whose_time_is_over_has_ended_before_its_gpus_are_free(manager, started, said_by, tmp_path):
+    """Airflow itself sends SIGTERM once `execute` is over, and looks no more."""
+
+    def is_over(line):
+        if line == "begun":
+            raise AirflowTaskTimeout
+
+    class Trains(BashOperator):
+        def on_kill(self):
+            started.append(int((tmp_path / "child").read_text()))
+            super().on_kill()
+
+    command = f"trap '' TERM; sleep 60 & echo $! > {tmp_path}/child; echo begun; wait"
+    said_by(SubprocessHook, note=is_over)
+    operator = made(Trains, bash_command=command)
+    with pytest.raises(AirflowTaskTimeout):
+        operator.execute(context_of())
+    assert (len(started), manager.leases()) == (1, [])
+    operator.on_kill()  # as Airflow does then
+    operator.subprocess_hook.sub_process.communicate()
+
+
+def by_with_gpus(function):
+    return made(PythonOperator, python_callable=function)
+
+
+def by_task_gpu(function):
+    return GPUDecoratedOperator(task_id="t", gpus=2, python_callable=function)
+
+
+@pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])
+def test_what_a_function_started_has_ended_before_its_gpus_are_free_if_its_time_is_over(
+    manager, started, leased
+):
+    processes = []
+
+    def train():
+        processes.append(subprocess.Popen(["sleep", "60"]))
+        started.append(processes[0].pid)
+        raise AirflowTaskTimeout
+
+    with pytest.raises(AirflowTaskTimeout):
+        leased(train).execute(context_of())
+    assert processes[0].wait() == -signal.SIGTERM
+    assert manager.leases() == []
 
 
 def test_an_error_without_an_exit_code_is_told_by_its_class_and_none_of_its_words(manager):

@@ -14,9 +14,10 @@ from typing import Any
 from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import HELD_FOR, STOP_S
+from resource_manager.airflow.in_worker import HELD_FOR
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal_pause_s
 from resource_manager.airflow.version_compat import task_that_may_ask
+from resource_manager.airflow.worker_guard import STOP_S
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 
