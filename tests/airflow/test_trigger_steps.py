@@ -34,6 +34,7 @@ STEPS = {
     "started, not noted": (GangJob, "start", "after"),
     "started, not looked at": (JobWatch, "until_over", "before"),
     "ended, end not kept": (task_trigger, "keep_end", "before"),
+    "end kept, stopper not awaited": (TaskLease, "wait_for_stopper", "before"),
     "end kept, not released": (TaskLease, "release", "before"),
     "released, not fired": (TaskTrigger, "_fire", "before"),
 }
@@ -46,12 +47,13 @@ class KilledError(BaseException):
 
 
 @pytest.fixture
-def task(manager, monkeypatch, tmp_path):
+def task(manager, monkeypatch, pause, tmp_path):
     """Trigger of a task whose request waits for GPUs, and a function that frees them."""
+    pause({"airflow.task_trigger.task_lease.STOPPER_S": 0.1})
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    command = f"echo run >> {tmp_path}/runs; echo over; exit 3"
+    command = f"echo run >> {tmp_path}/runs; echo over; exit 143"
     trigger = asked(GPUTrainingOperator(task_id="t", gpus=2, command=command))
     yield trigger, lambda: manager.release_resources("holds0")
     entry = manager.status_of(TASK.lease_id)
@@ -61,7 +63,7 @@ def task(manager, monkeypatch, tmp_path):
 
 def check(manager, events, tmp_path):
     for event in events:
-        assert (event["state"], event["exit_code"], event["last_line"]) == (EndState.JOB_ENDED, 3, "over")
+        assert (event["state"], event["exit_code"], event["last_line"]) == (EndState.JOB_ENDED, 143, "over")
     assert (tmp_path / "runs").read_text() == "run\n"
     ours = [change for change in manager.history() if change.get("lease_id") == TASK.lease_id]
     assert [change["outcome"] for change in ours if change["change"] == "released"] == ["FAILED"]

@@ -72,8 +72,12 @@ class TaskLease:
         return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), renewal_pause_s(third_s))
 
     def is_still(self, entry: Submission) -> bool:
-        """Return whether it is this lease, neither a later one of the task nor its pending request."""
-        return entry["state"] != "WAITING" and entry["fencing_token"] == self.token
+        """Return whether it is this lease, neither a later one of the task nor its pending request.
+
+        None is before it was read, as by a trigger that finds the end which another one has kept.
+        """
+        is_read = self._held is not None
+        return is_read and entry["state"] != "WAITING" and entry["fencing_token"] == self.token
 
     async def request(self, status: Submission | None, attempt: int) -> Submission:
         """Return the task's lease or pending request, which is `status`; ask again if it was lost.
