@@ -18,7 +18,13 @@ with warnings.catch_warnings():
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from resource_manager.airflow import listener
-    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease
+    from resource_manager.airflow.operators import (
+        GPUAllocateOperator,
+        GPUReleaseOperator,
+        GPUTrainingOperator,
+        gpu_lease,
+        lease,
+    )
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import (
         AirflowException,
@@ -355,6 +361,38 @@ def test_a_task_of_a_lease_that_has_ended_is_refused(manager):
         lease.join_lease(SimpleNamespace(task=task, xcom_pull=lambda task_ids: allocation))
         with error:
             task.execute(context_of())
+
+
+def test_a_task_that_resumes_once_its_lease_has_ended_is_refused(manager):
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work")
+    allocate: Any = dag.get_task("gpu_lease.allocate")
+    allocation = allocate.execute(context_of())
+    manager.release_resources(allocation["task_id"])
+    task: Any = dag.get_task("gpu_lease.work")
+    lease.join_lease(SimpleNamespace(task=task, xcom_pull=lambda task_ids: allocation))
+    with pytest.raises(AirflowFailException, match=r"clear gpu_lease\.allocate, too"):
+        task.resume_execution(next_method="execute_complete", next_kwargs={}, context=context_of())
+
+
+def test_a_task_of_a_group_is_under_the_lease_that_is_allocated_before_it_and_released_after_it():
+    """Others of the group would be refused for a lease that they do not need, or that ended as it should."""
+    with DAG("d") as dag, TaskGroup("g"):
+        steps = {}
+        for name in ("first", "second"):
+            allocate = GPUAllocateOperator(task_id=f"allocate_{name}", gpus=1)
+            release = GPUReleaseOperator(task_id=f"release_{name}", lease=allocate.output)
+            allocate >> BaseOperator(task_id=f"work_{name}") >> release
+            steps[name] = allocate, release
+        steps["first"][1] >> BaseOperator(task_id="between") >> steps["second"][0]
+        steps["second"][1] >> BaseOperator(task_id="notify")
+        BaseOperator(task_id="beside")
+        steps["second"][0] >> BaseOperator(task_id="report")
+    pulled = []
+    for task_id in ("work_first", "between", "work_second", "notify", "beside", "report"):
+        task = dag.get_task(f"g.{task_id}")
+        lease.join_lease(SimpleNamespace(task=task, xcom_pull=lambda task_ids: pulled.append(task_ids)))
+    assert pulled == ["g.allocate_first", "g.allocate_second"]
 
 
 def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():

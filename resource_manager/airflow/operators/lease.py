@@ -142,7 +142,7 @@ def _entry_of(manager: LeaseService, allocation: Mapping[str, Any]) -> Submissio
     return entry if is_there else None
 
 
-def _refuse(allocate: str, context: Any) -> None:
+def _refuse(allocate: str, **_: Any) -> None:
     raise AirflowFailException(
         f"the lease of this task's gpu_lease has ended, its GPUs may be others' by now: clear {allocate}, too"
     )
@@ -188,17 +188,32 @@ def join_lease(task_instance: Any) -> None:
     manager = GPUManagerHook(allocate.gpu_conn_id).get_conn()
     warn_when_idle(manager, allocation, allocate.log)
     if not (task_instance.task.is_teardown or _entry_of(manager, allocation)):
-        # What is raised here is only logged.
-        task_instance.task.execute = partial(_refuse, allocate.task_id)
+        # What is raised here is only logged. A task that was deferred is resumed instead of executed.
+        task = task_instance.task
+        task.execute = task.resume_execution = partial(_refuse, allocate.task_id)
 
 
 def _allocate_around(task: Any) -> Any:
-    """Return the allocation of the innermost group with one that the task is in; None for its own tasks."""
-    own = ("GPUAllocateOperator", "GPUReleaseOperator")
+    """Return the allocation, of the innermost group with one, whose lease the task is under, or None.
+
+    It comes before the task, and its release does not: that comes after any task but a teardown.
+    """
+    allocates, releases = "GPUAllocateOperator", "GPUReleaseOperator"
+    before, after = task.get_flat_relative_ids(upstream=True), task.get_flat_relatives(upstream=False)
+    is_inside = task.is_teardown or any(each.task_type == releases for each in after)
     group = task.task_group
-    while task.task_type not in own and group is not None and group.parent_group is not None:
-        for child in group.children.values():
-            if getattr(child, "task_type", "") == own[0]:
+    if not is_inside or task.task_type in (allocates, releases):
+        return None
+    while group is not None and group.parent_group is not None:
+        earlier = [child for child in group.children.values() if child.node_id in before]  # no groups
+        ended = {
+            task_id
+            for child in earlier
+            if child.task_type == releases
+            for task_id in child.get_flat_relative_ids(upstream=True)
+        }
+        for child in earlier:
+            if child.task_type == allocates and child.task_id not in ended:
                 return child
         group = group.parent_group
     return None
