@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook
@@ -18,7 +18,14 @@ from resource_manager.errors import LeaseNotFoundError
 from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.results import Allocation, ExpectedStart, LeaseChanges, QueueEntry, Renewal
+from resource_manager.manager.results import (
+    Allocation,
+    ExpectedStart,
+    Explanation,
+    LeaseChanges,
+    QueueEntry,
+    Renewal,
+)
 from resource_manager.manager.use_results import ServerUse
 
 T = TypeVar("T")
@@ -56,8 +63,8 @@ RENEW_TOGETHER_S = 1.0
 class SharedManager:
     """Manager of one connection in one event loop.
 
-    A thread asks it, another waits for changes of leases, and one reads why requests wait: a long queue with
-    its estimates takes seconds, in which no task would take its next step.
+    A thread asks it, another waits for changes of leases, one reads why requests wait, and one what sensors
+    ask: a long queue with its estimates takes seconds, in which no task would take its next step.
     """
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, SharedManager]]] = (
@@ -69,6 +76,7 @@ class SharedManager:
         self._asking = ThreadPoolExecutor(1, "gpu-manager")
         self._waiting = ThreadPoolExecutor(1, "gpu-changes")
         self._reasons = ThreadPoolExecutor(1, "gpu-reasons")
+        self._explaining = ThreadPoolExecutor(1, "gpu-explain")
         self._clock = asyncio.get_running_loop().time
         self._prefix = ""
         self._version = -1
@@ -104,6 +112,13 @@ class SharedManager:
     async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
         return await in_thread(self._hook.ask, act, executor=self._asking)
+
+    async def explain(self, arguments: Mapping[str, Any]) -> Explanation:
+        """Return what `LeaseService.explain` does, which may estimate for a second or two."""
+        await self.call(lambda manager: manager)  # opens it, in its own thread
+        return await in_thread(
+            self._hook.ask, lambda manager: manager.explain(**arguments), executor=self._explaining
+        )
 
     def service(self) -> LeaseService:
         """Return the connection's manager, or client of a service."""

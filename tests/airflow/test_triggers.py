@@ -163,6 +163,29 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, fast_tr
     assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {}
 
 
+def test_what_a_sensor_asks_holds_up_no_call_of_others(manager, connect):
+    """A hundred of them ask for minutes, in which no lease would be renewed."""
+    asks, answers = threading.Event(), threading.Event()
+
+    def explain(**arguments):
+        asks.set()
+        assert answers.wait(30)
+        return manager.explain(**arguments)
+
+    connect(Mock(wraps=manager, explain=explain))
+
+    async def run():
+        firing = asyncio.ensure_future(anext(FreeCapacityTrigger({"task_id": "x", "gpus": 8, "cpus": 8}).run()))
+        assert await asyncio.to_thread(asks.wait, 30)
+        try:
+            called = await asyncio.wait_for(SharedManager.of("gpu_manager_default").call(type), 5.0)
+        finally:
+            answers.set()
+        return called, (await firing).payload["server_name"]
+
+    assert asyncio.run(run()) == (Mock, "gpu-server-0")
+
+
 def test_leases_whose_servers_are_silent_hold_up_no_start_while_their_end_is_waited_for(
     manager, fast_triggers, launch_by
 ):

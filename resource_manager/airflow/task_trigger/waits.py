@@ -151,7 +151,7 @@ class FreeCapacityTrigger(PlainTrigger):
         log = WaitLog()
         while True:
             try:
-                answer = await shared.call(lambda manager: manager.explain(**self.arguments))
+                answer = await shared.explain(self.arguments)
                 if answer["would_be_granted"]:
                     return Vacancy(server_name=answer["server_name"], reasons=log.reasons)
                 if answer["kind"] == RefusalKind.NEVER_FITS:
