@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -30,6 +32,10 @@ T = TypeVar("T")
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 
+SETTINGS_FOR_S = 30.0
+"""Time for which the settings are used before the connection is looked for again: Airflow says that there is
+none also when its database does not answer."""
+
 SERVICE = ("http://", "https://")
 """Beginnings of the URL of a service; others are of stores."""
 
@@ -42,7 +48,7 @@ class GPUManagerHook(BaseHook):
 
     The connection's host is the URL of a store (`postgresql://user@host/database`, `redis://…`, `airflow://`)
     or of the REST service (`https://…`). Its password is that of the store, unless the URL has one, or the
-    token of the service. If the default connection is not defined, the
+    token of the service. For as long as the default connection is not defined, the
     `GPU_MANAGER_*` settings are used. `task` asks, in the history of a store; a service goes by the token.
     """
 
@@ -64,17 +70,29 @@ class GPUManagerHook(BaseHook):
         self.gpu_conn_id = gpu_conn_id
         self._task = task
         self._manager: LeaseService | None = None
+        self._read_again_at = math.inf
 
     def get_conn(self) -> LeaseService:
-        """Return the lease service, opened once; raises `AirflowException` if it cannot be opened."""
-        if self._manager is None:
+        """Return the lease service, opened once; raises `AirflowException` if it cannot be opened.
+
+        One of the settings is replaced by that of the connection once there is one.
+        """
+        manager, now = self._manager, time.monotonic()
+        if manager is not None and now < self._read_again_at:
+            return manager
+        self._read_again_at = now + SETTINGS_FOR_S  # other threads go on meanwhile
+        try:
             connection = self._connection()
-            url = "" if connection is None else connection.host or ""
-            if connection is not None and url.startswith(SERVICE):
-                self._manager = self._opened(lambda: ServiceClient(url, connection.password))
-            else:
-                self._manager = self._opened(lambda: self._on_store(connection))
-        return self._manager
+        except (ResourceManagerError, AirflowException):
+            if manager is None:
+                raise
+            return manager
+        if manager is None or connection is not None:
+            self._manager = None  # the connection counts, even if it cannot be opened
+            self._manager = manager = self._opened(connection)
+        if connection is not None:
+            self._read_again_at = math.inf
+        return manager
 
     def ask(self, act: Callable[[LeaseService], T]) -> T:
         """Return what the lease service answers; a refused login is tried once more as the connection is now.
@@ -99,9 +117,11 @@ class GPUManagerHook(BaseHook):
         """Return a manager on the store itself; raises `ResourceManagerError` if that is a service's."""
         return self._on_store(self._connection())
 
-    def _opened(self, opening: Callable[[], T]) -> T:
+    def _opened(self, connection: Connection | None) -> LeaseService:
         try:
-            return opening()
+            if connection is not None and (url := connection.host or "").startswith(SERVICE):
+                return ServiceClient(url, connection.password)
+            return self._on_store(connection)
         except ResourceManagerError as error:
             raise AirflowException(f"connection {self.gpu_conn_id!r}: {error}") from error
 

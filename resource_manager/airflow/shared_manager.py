@@ -78,6 +78,7 @@ class SharedManager:
         self._reasons = ThreadPoolExecutor(1, "gpu-reasons")
         self._explaining = ThreadPoolExecutor(1, "gpu-explain")
         self._clock = asyncio.get_running_loop().time
+        self._manager: LeaseService | None = None
         self._prefix = ""
         self._version = -1
         self._leases: dict[str, Allocation] = {}
@@ -153,12 +154,20 @@ class SharedManager:
         """Read what changed up to now, of this lease too; those who ask at once share one reading."""
         asked_at = self._clock()
         async with self._reading:
+            await self._newest()
             self._include(lease_id)
             if self._read_at <= asked_at:
                 began_at, after, prefix = self._clock(), self._version, self._prefix
                 found = await self.call(lambda manager: manager.lease_changes(after, prefix=prefix))
                 self._take(found, after, prefix)
                 self._read_at = began_at
+
+    async def _newest(self) -> LeaseService:
+        """Return the manager; reading begins again with another one, as of a connection that comes late."""
+        manager = await self.call(lambda manager: manager)
+        if manager is not self._manager:
+            self._manager, self._version, self._read_at = manager, -1, float("-inf")
+        return manager
 
     def _include(self, lease_id: str) -> None:
         """Have the leases of this one's Airflow told; those of any, once there is one of another."""
@@ -225,9 +234,10 @@ class SharedManager:
     async def _follow(self) -> None:
         """Wait for changes of the leases that are watched, all of them by one call, while there are any."""
         while self._watching:
-            began_at, after, prefix = self._clock(), self._version, self._prefix
+            began_at = self._clock()
             try:
-                manager = await self.call(lambda manager: manager)
+                manager = await self._newest()
+                after, prefix = self._version, self._prefix
                 found = await in_thread(self._wait, manager, after, prefix, executor=self._waiting)
             except Exception as error:  # else they wait for ever; one of no outage fails their tries
                 self._hook.forgets(error)
@@ -235,7 +245,8 @@ class SharedManager:
                 self._tell(self._watching)
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._take(found, after, prefix)
+            if manager is self._manager:
+                self._take(found, after, prefix)
             await asyncio.sleep(max(began_at + PAUSE_S - self._clock(), 0.0))
 
     def _wait(self, manager: LeaseService, after: int, prefix: str) -> LeaseChanges:

@@ -101,7 +101,7 @@ def end_children(stop: Callable[[], object] | None, *, guard: int | None) -> Non
 
 
 def end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> None:
-    """Kill this process and its children, after `stop` has ended what runs elsewhere, or `STOP_S` are over."""
+    """Kill this process and its children, once `stop` has ended what runs elsewhere, or after `STOP_S`."""
     import psutil
 
     print(f"ending this task: {reason}", flush=True)

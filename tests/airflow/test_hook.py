@@ -8,6 +8,7 @@ import sys
 import warnings
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +24,11 @@ with warnings.catch_warnings():
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.shared_manager import SharedManager
-    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
+    from resource_manager.airflow.version_compat import (
+        AirflowException,
+        AirflowFailException,
+        AirflowNotFoundException,
+    )
     from resource_manager.airflow.webapp import manager_of_tasks
 
 from resource_manager import GPUResourceManager
@@ -44,11 +49,11 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
 
 
-def test_an_airflow_that_does_not_tell_of_a_connection_is_an_outage(monkeypatch):
-    def fails(*names):
-        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR))
+AIRFLOW_SILENT = AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR))
 
-    monkeypatch.setattr(GPUManagerHook, "get_connection", fails)
+
+def test_an_airflow_that_does_not_tell_of_a_connection_is_an_outage(monkeypatch):
+    monkeypatch.setattr(GPUManagerHook, "get_connection", Mock(side_effect=AIRFLOW_SILENT))
     with pytest.raises(AirflowException, match=r"^connection 'gpus': Airflow does not answer: ") as caught:
         GPUManagerHook("gpus").get_conn()
     assert is_outage(caught.value)
@@ -134,6 +139,33 @@ def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
         GPUManagerHook("nope").get_conn()
     monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
     assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
+
+
+def test_a_connection_that_airflow_did_not_tell_of_is_used_once_it_does(monkeypatch):
+    """Airflow says that there is none also when its database does not answer, as in a fail-over."""
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    monkeypatch.setattr(hook, "SETTINGS_FOR_S", 0.0)
+    connected = GPUManagerHook()
+    of_settings = connected.get_conn()
+    assert connected.get_conn() is of_settings, "used at once, and opened once"
+    with monkeypatch.context() as silent:
+        silent.setattr(GPUManagerHook, "get_connection", Mock(side_effect=AIRFLOW_SILENT))
+        assert connected.get_conn() is of_settings
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"lock_timeout_s": 5}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    used: Any = connected.get_conn()
+    assert used.settings.lock_timeout_s == 5
+    monkeypatch.delenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT")
+    assert connected.get_conn() is used
+
+
+def test_the_settings_are_used_for_a_while_without_a_look_for_the_connection(monkeypatch):
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    looks = Mock(side_effect=AirflowNotFoundException)
+    monkeypatch.setattr(GPUManagerHook, "get_connection", looks)
+    connected = GPUManagerHook()
+    assert connected.get_conn() is connected.get_conn()
+    assert looks.call_count == 1
 
 
 @pytest.mark.parametrize("conn_id", ["gpus", "gpu_manager_default"])
