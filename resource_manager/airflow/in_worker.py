@@ -63,7 +63,6 @@ class RunsInWorker(HoldsLease):
     earlier try waits until that lease has ended.
     """
 
-    quarantined_by_default = False
     preemptible_by_default = False  # what works in a worker cannot go on where it stopped
     default_ttl = timedelta(minutes=1)
     name_in_errors: str
@@ -100,7 +99,9 @@ class RunsInWorker(HoldsLease):
         identity, plain_identity = identity_of(context)
         this_try = try_of(context)
         where = self.server_of_worker(manager)
-        status = self.lease(context, manager, labels={TRY_LABEL: this_try, **self.labels_of_lease()}, **where)
+        labels = {TRY_LABEL: this_try, **self.labels_of_lease()}
+        # Quarantined, it would stay for ever: nobody can look whether a process in a worker is gone.
+        status = self.lease(context, manager, labels=labels, quarantine=False, **where)
         if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
             self.end_earlier_try(manager, plain_identity, status)
             return self._granted(context, manager, granted_to_this_try)

@@ -296,12 +296,12 @@ def test_a_command_whose_time_is_over_has_ended_before_its_gpus_are_free(manager
     operator.subprocess_hook.sub_process.communicate()
 
 
-def by_with_gpus(function):
-    return made(PythonOperator, python_callable=function)
+def by_with_gpus(function, **demand):
+    return made(PythonOperator, python_callable=function, demand=demand)
 
 
-def by_task_gpu(function):
-    return GPUDecoratedOperator(task_id="t", gpus=2, python_callable=function)
+def by_task_gpu(function, **demand):
+    return GPUDecoratedOperator(task_id="t", gpus=2, python_callable=function, **demand)
 
 
 @pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])
@@ -319,6 +319,16 @@ def test_what_a_function_started_has_ended_before_its_gpus_are_free_if_its_time_
         leased(train).execute(context_of())
     assert processes[0].wait() == -signal.SIGTERM
     assert manager.leases() == []
+
+
+@pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])
+def test_a_lease_of_a_worker_that_died_is_never_quarantined(manager, leased):
+    """Nobody could look whether its process is gone: neither the next try nor the reconciler would end it."""
+
+    def quarantine():
+        return manager.read(lambda cluster, now: cluster.leases[LEASE].request.quarantine)
+
+    assert leased(quarantine, quarantine=True).execute(context_of()) is False
 
 
 def test_an_error_without_an_exit_code_is_told_by_its_class_and_none_of_its_words(manager):

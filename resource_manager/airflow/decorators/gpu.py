@@ -25,7 +25,8 @@ class GPUDecoratedOperator(RunsInWorker, GPUOperator, DecoratedOperator, PythonO
     worker the environment variable `GPU_MANAGER_SERVER` with its server's name, and give each server an
     Airflow queue: the task then requests GPUs of that server only.
 
-    Parameters as for `GPUOperator`; `quarantine` and `preemptible` are False if None.
+    Parameters as for `GPUOperator`; `preemptible` is False if None. `quarantine` has no effect: the process
+    has ended before its lease expires.
     """
 
     custom_operator_name = "@task.gpu"

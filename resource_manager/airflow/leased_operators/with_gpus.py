@@ -193,7 +193,8 @@ def with_gpus(
     """Return a subclass of the operator that waits for GPUs in the triggerer and runs under their lease.
 
     Its tasks take the operator's own arguments, and `gpu_demand` with fields that replace those given here.
-    The lease is also in `context["gpu_lease"]`. Raises `TypeError` or `ValueError` for wrong arguments.
+    The lease is also in `context["gpu_lease"]`; `quarantine` has no effect on it. Raises `TypeError` or
+    `ValueError` for wrong arguments.
 
     :param operator: class of an operator or sensor.
     :param max_wait: longest wait for the grant before the task fails; unlimited if None.

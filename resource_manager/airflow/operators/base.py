@@ -31,7 +31,6 @@ from resource_manager.manager.results import Allocation, Submission
 class HoldsLease(Resumes):
     """Methods of an operator that requests GPUs and waits for them in the triggerer."""
 
-    quarantined_by_default: ClassVar[bool] = True
     preemptible_by_default: ClassVar[bool] = True
     default_ttl: ClassVar[timedelta]
     wait_limit: timedelta | None
@@ -66,7 +65,7 @@ class HoldsLease(Resumes):
         identity, _ = identity_of(context)
         asked = self.given_fields()
         if asked["quarantine"] is None:
-            instead["quarantine"] = self.quarantined_by_default
+            instead.setdefault("quarantine", True)
         if asked["preemptible"] is None:
             instead["preemptible"] = self.preemptible_by_default
         instead["ttl"] = self._ttl
