@@ -25,7 +25,10 @@ from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
     AirflowTaskTimeout,
+    DownstreamTasksSkipped,
 )
 from resource_manager.airflow.worker_guard import end_children, end_this_process, guarded
 from resource_manager.core.changes import Outcome
@@ -171,7 +174,7 @@ class RunsInWorker(HoldsLease):
             with self.with_devices(manager, allocation):
                 result = work()
         except BaseException as error:
-            self.end_lease(manager, allocation, Outcome.FAILED, reason_of(error))
+            self.end_lease(manager, allocation, outcome_of(error), reason_of(error))
             raise
         self.end_lease(manager, allocation, Outcome.SUCCESS)
         return result
@@ -221,7 +224,7 @@ class RunsInWorker(HoldsLease):
             task_over.set()
 
     def end_lease(
-        self, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = "", **how: Any
+        self, manager: LeaseService, allocation: Allocation, outcome: str, reason: str = "", **how: Any
     ) -> None:
         """Release the lease after the work; the reason is for the history."""
         try:
@@ -261,6 +264,13 @@ def _elsewhere(allocation: Allocation) -> str:
         f"{terminal.own_name()}: give the task the Airflow queue of one server's workers, each with "
         f"{OWN_SERVER}, or run its command by SSHOperator or GPUTrainingOperator(launcher='ssh')"
     )
+
+
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome of work that ended by that exception; empty for a skip and a reschedule."""
+    if isinstance(error, AirflowSkipException | AirflowRescheduleException):
+        return ""
+    return Outcome.SUCCESS if isinstance(error, DownstreamTasksSkipped) else Outcome.FAILED
 
 
 def reason_of(error: BaseException) -> str:

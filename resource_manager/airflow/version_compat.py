@@ -1,4 +1,4 @@
-"""Names whose place or form differs between Airflow 3.0 and 3.3; no other module knows the versions.
+"""Names whose place or form differs between Airflow 3.0 and 3.3.
 
 It imports Airflow only, so that every package may use it.
 """
@@ -19,8 +19,11 @@ try:  # since 3.2
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowRescheduleException,
+        AirflowSkipException,
         AirflowTaskTerminated,
         AirflowTaskTimeout,
+        DownstreamTasksSkipped,
         TaskDeferred,
     )
 
@@ -31,8 +34,11 @@ except ImportError:
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowRescheduleException,
+        AirflowSkipException,
         AirflowTaskTerminated,
         AirflowTaskTimeout,
+        DownstreamTasksSkipped,
         TaskDeferred,
     )
 
@@ -49,9 +55,12 @@ __all__ = [
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
+    "AirflowRescheduleException",
+    "AirflowSkipException",
     "AirflowTaskTerminated",
     "AirflowTaskTimeout",
     "BaseHook",
+    "DownstreamTasksSkipped",
     "TaskDeferred",
     "get_xcom",
     "in_thread",

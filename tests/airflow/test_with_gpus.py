@@ -37,7 +37,14 @@ with warnings.catch_warnings():
     from resource_manager.airflow.leased_operators import lease_keeping
     from resource_manager.airflow.leased_operators.kinds import kind_of
     from resource_manager.airflow.task_trigger.waits import GrantTrigger, LeaseEndTrigger
-    from resource_manager.airflow.version_compat import AirflowException, AirflowTaskTimeout, TaskDeferred
+    from resource_manager.airflow.version_compat import (
+        AirflowException,
+        AirflowRescheduleException,
+        AirflowSkipException,
+        AirflowTaskTimeout,
+        DownstreamTasksSkipped,
+        TaskDeferred,
+    )
     from tests.airflow.any_operators import OPERATORS
 
 from resource_manager.core.models import Gpu, Node
@@ -319,6 +326,27 @@ def test_what_a_function_started_has_ended_before_its_gpus_are_free_if_its_time_
         leased(train).execute(context_of())
     assert processes[0].wait() == -signal.SIGTERM
     assert manager.leases() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AirflowSkipException(), ""),
+        (AirflowRescheduleException(datetime.now(UTC)), ""),
+        (DownstreamTasksSkipped(tasks=["next"]), "SUCCESS"),
+        (AirflowException(), "FAILED"),
+    ],
+)
+@pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])
+def test_what_airflow_takes_for_no_failure_is_none_in_the_history(manager, leased, error, outcome):
+    """Else each look of a sensor, and each skipped task, counts as GPU-hours that failed."""
+
+    def work():
+        raise error
+
+    with pytest.raises(type(error)):
+        leased(work).execute(context_of())
+    assert manager.history(0)[-1].get("outcome", "") == outcome
 
 
 @pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])

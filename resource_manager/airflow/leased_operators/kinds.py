@@ -76,7 +76,7 @@ class Kind:
             operator.on_kill()
 
     def end(
-        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: str, reason: str = ""
     ) -> bool:
         """End the lease after the operator's own end; return whether it has ended."""
         operator.end_lease(manager, allocation, outcome, reason)
@@ -128,7 +128,7 @@ class KindElsewhere(Kind):
             gang.stop()
 
     def end(
-        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: str, reason: str = ""
     ) -> bool:
         """Release the lease if its job is gone; else it is kept, and quarantined."""
         name = name_in_words(allocation)
@@ -138,7 +138,7 @@ class KindElsewhere(Kind):
                 if self.removes(operator, gang.jobs[0]):
                     gang.stop(0.0)
                 done = released(manager, allocation, outcome=outcome, job_end=JobEnd.ENDED, reason=reason)
-                if done is ReleaseResult.NOT_HELD and outcome is not Outcome.SUCCESS:
+                if done is ReleaseResult.NOT_HELD and outcome != Outcome.SUCCESS:
                     who = ended_by_others(manager, allocation["task_id"]) or "another client ended its lease"
                     operator.log.error("its command was stopped: %s", who)
                 return True

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from airflow.sdk import BaseOperator
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of, try_of
+from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, outcome_of, reason_of, try_of
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
 from resource_manager.airflow.leased_operators.lease_keeping import ENDS_WITHIN, LeaseKeepingTrigger
 from resource_manager.airflow.links import ConsoleLink
@@ -93,7 +93,7 @@ class LeasedOperator(RunsInWorker):
         except TaskDeferred as deferred:
             raise self._deferred(context, manager, allocation, deferred) from None
         except BaseException as error:
-            self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason_of(error))
+            self.gpu_kind.end(self, manager, allocation, outcome_of(error), reason_of(error))
             raise
         reason = "exit code 0" if self.gpu_kind.has_exit_code else ""
         self.gpu_kind.end(self, manager, allocation, Outcome.SUCCESS, reason)
