@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from airflow.sdk import BaseOperator
 
@@ -71,6 +71,8 @@ class RunsInWorker(HoldsLease):
     name_in_errors: str
     on_worker = True
     """Whether the work uses the GPUs of the worker's own machine."""
+    lease_labels: ClassVar[Mapping[str, str]] = {"scope": PROCESS_SCOPE}
+    """Further labels of the lease: it expires, since the worker ends before."""
 
     def work(self, context: Any) -> Any:
         """Do what the lease is for; its devices are in the environment of this process."""
@@ -82,7 +84,7 @@ class RunsInWorker(HoldsLease):
             self.require_one_server(self.given_fields()["nodes"])
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
-        return self.execute_request(context, {})
+        return super().execute(context)
 
     def execute_request(self, context: Any, event: dict[str, Any], granted_to_this_try: bool = False) -> Any:
         """Take the first steps; after an outage of at most `max_wait` repeat them, but never the work."""
@@ -93,16 +95,12 @@ class RunsInWorker(HoldsLease):
         context["ti"].xcom_push(key="allocation", value=allocation)
         return self.run_under_lease(context, manager, allocation, lambda: self.work(context))
 
-    def labels_of_lease(self) -> dict[str, str]:
-        """Return further labels of the lease."""
-        return {"scope": PROCESS_SCOPE}
-
     def _granted(self, context: Any, manager: LeaseService, granted_to_this_try: bool) -> Allocation:
         """Return this try's allocation, on this worker's server; defer for as long as there is none."""
         identity, plain_identity = identity_of(context)
         this_try = try_of(context)
         where = self.server_of_worker(manager)
-        labels = {TRY_LABEL: this_try, **self.labels_of_lease()}
+        labels = {TRY_LABEL: this_try, **self.lease_labels}
         # Quarantined, it would stay for ever: nobody can look whether a process in a worker is gone.
         status = self.lease(context, manager, labels=labels, quarantine=False, **where)
         if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
@@ -126,7 +124,7 @@ class RunsInWorker(HoldsLease):
         self.log.info("an earlier try may still use the GPUs; waiting until its lease has ended")
         self.defer(
             trigger=LeaseEndTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id),
-            method_name="execute_over",
+            method_name="execute_request",
         )
 
     @classmethod
@@ -161,10 +159,6 @@ class RunsInWorker(HoldsLease):
         with outlasting_outages(self, "execute_granted", event):
             self.fail_if_overdue(context, event)
         return self.execute_request(context, {}, granted_to_this_try=True)
-
-    def execute_over(self, context: Any, event: dict[str, Any]) -> Any:
-        """Continue after the lease of an earlier try ended."""
-        return self.execute_request(context, {})
 
     def run_under_lease(
         self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]

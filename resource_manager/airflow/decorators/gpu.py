@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar
 
 from airflow.providers.standard.operators.python import PythonOperator
@@ -11,6 +10,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 
 from resource_manager.airflow.in_worker import RunsInWorker
 from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.resuming import Resumes
 from resource_manager.airflow.task_demand import check_partial
 
 
@@ -25,8 +25,8 @@ class GPUDecoratedOperator(RunsInWorker, GPUOperator, DecoratedOperator, PythonO
     worker the environment variable `GPU_MANAGER_SERVER` with its server's name, and give each server an
     Airflow queue: the task then requests GPUs of that server only.
 
-    Parameters as for `GPUOperator`; `preemptible` is False if None. `quarantine` has no effect: the process
-    has ended before its lease expires.
+    Parameters as for `GPUOperator`; `ttl` is a minute and `preemptible` False if None. `quarantine` has no
+    effect: the process has ended before its lease expires.
     """
 
     custom_operator_name = "@task.gpu"
@@ -37,20 +37,19 @@ class GPUDecoratedOperator(RunsInWorker, GPUOperator, DecoratedOperator, PythonO
     def __init__(
         self,
         *,
-        ttl: float | str | timedelta = RunsInWorker.default_ttl,
         python_callable: Callable[..., Any],
         op_args: Any = None,
         op_kwargs: Any = None,
         **kwargs: Any,
     ) -> None:
         call = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
-        super().__init__(ttl=ttl, kwargs_to_upstream=call, **call, **kwargs)
+        super().__init__(kwargs_to_upstream=call, **call, **kwargs)
         if isinstance(self.nodes, int):  # a template is known only once it is rendered
             self.require_one_server(self.nodes)
 
     def work(self, context: Any) -> Any:
         """Return what the function returns."""
-        return super(RunsInWorker, self).execute(context)
+        return super(Resumes, self).execute(context)
 
 
 def gpu_task(

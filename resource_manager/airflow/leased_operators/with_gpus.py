@@ -59,13 +59,6 @@ class LeasedOperator(RunsInWorker):
     def given_fields(self) -> dict[str, Any]:
         return {name: given_value(self.gpu_demand.get(name)) for name in FIELDS}
 
-    def labels_of_lease(self) -> dict[str, str]:
-        return self.gpu_kind.labels
-
-    @property
-    def on_worker(self) -> bool:  # type: ignore[override]
-        return self.gpu_kind.on_worker
-
     def work(self, context: Any) -> Any:
         return self.own_execute(context)
 
@@ -269,6 +262,7 @@ def _subclass(
         given = _with_own(self.task_id, demand, gpu_demand)
         self.gpu_demand = {name: _as_json(value) for name, value in given.items()}
 
+    kind = kind_of(operator)
     members = {
         "__init__": __init__,
         "__module__": __name__,
@@ -278,12 +272,15 @@ def _subclass(
         "operator_extra_links": (*operator.operator_extra_links, ConsoleLink()),
         "custom_operator_name": f"{getattr(operator, 'custom_operator_name', operator.__name__)} with GPUs",
         "gpu_defaults": {name: _as_json(value) for name, value in demand.items() if is_literal(value)},
-        "gpu_kind": kind_of(operator),
+        "gpu_kind": kind,
+        "on_worker": kind.on_worker,
         "own_execute": operator.execute,
         "wait_limit": max_wait,
         "gpu_conn_id": gpu_conn_id,
         "made_by": partial(with_gpus, operator, max_wait=max_wait, gpu_conn_id=gpu_conn_id, **demand),
     }
+    if isinstance(kind, KindElsewhere):
+        members["lease_labels"] = {"launcher": kind.launcher}
     bases = (LeasedOperator, operator)
     return new_class(f"{operator.__name__}WithGPUs", bases, exec_body=lambda names: names.update(members))
 

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 
 from resource_manager.airflow import task_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.airflow.late_start import describe_late_start, window_ahead
+from resource_manager.airflow.late_start import late_start
 from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.resuming import Resumes
@@ -38,6 +38,7 @@ class HoldsLease(Resumes):
     owner: str
     log: Any
     defer: Callable[..., NoReturn]
+    execute_request: Callable[..., Any]
 
     def given_fields(self) -> dict[str, Any]:
         """Return the fields of the demand that the author gave, rendered; None where one was left out."""
@@ -101,12 +102,16 @@ class HoldsLease(Resumes):
 
     def gives_back(self, manager: LeaseService, allocation: Allocation) -> bool:
         """Queue the request again if it would run into maintenance; return False if it may begin."""
-        window = window_ahead(manager.maintenance(), allocation)
-        if window is None:
+        why = late_start(manager.maintenance(), allocation)
+        if not why:
             return False
-        self.log.warning("%s", describe_late_start(window))
+        self.log.warning("%s", why)
         queue_again(manager, allocation, None, Outcome.NOT_STARTED)
         return True
+
+    def execute(self, context: Any) -> Any:
+        """Take the first step, which may return only after a wait."""
+        return self.execute_request(context, {})
 
     @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:

@@ -45,22 +45,15 @@ class GPUAllocateOperator(GPUOperator):
     """Wait in the triggerer for GPUs and return the allocation; the lease outlives this task.
 
     `GPUReleaseOperator` ends the lease, or the reconciler once the DAG run has ended.
-    Parameters as for `GPUOperator`.
+    Parameters as for `GPUOperator`; `ttl` is a day if None.
     """
 
     ui_color = "#d0e0f0"
 
     default_ttl = timedelta(days=1)
 
-    def __init__(self, *, ttl: float | str | timedelta = default_ttl, **kwargs: Any) -> None:
-        super().__init__(ttl=ttl, **kwargs)
-
-    def execute(self, context: Any) -> Allocation:
-        """Return the allocation, at once or after a wait."""
-        return self.execute_request(context, {})
-
     def execute_request(self, context: Any, event: dict[str, Any]) -> Allocation:
-        """Request the lease; repeat it after an outage of at most `max_wait`."""
+        """Return the allocation, at once or after a wait; ask again after an outage of at most `max_wait`."""
         with outlasting_outages(self, "execute_request", event, begins=True, at_most=self.max_wait):
             allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
         for member in allocation["members"]:
@@ -87,14 +80,14 @@ class GPUReleaseOperator(BaseOperator):
         self.gpu_conn_id = gpu_conn_id
 
     def execute(self, context: Any) -> None:
-        if not self.lease:
-            self.log.info("nothing was allocated")
-            return
         self.execute_release(context, {})
 
     @outlasts_outages
     def execute_release(self, context: Any, event: dict[str, Any]) -> None:
         """End the lease, unless it has ended."""
+        if not self.lease:
+            self.log.info("nothing was allocated")
+            return
         manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
         entry = _entry_of(manager, self.lease)
         if entry is None:
@@ -106,12 +99,8 @@ class GPUReleaseOperator(BaseOperator):
         succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
         is_over = succeeded or "has_waited" in event
         if runs_again or (not is_over and may_be_in_use(manager, entry)):
-            why = (
-                "a task of the lease runs again"
-                if runs_again
-                else "a user may have ended a task of the lease"
-            )
-            self.log.info("%s; looking again in %g s", why, ENDING_S)
+            why = "runs again" if runs_again else "may have been ended by a user"
+            self.log.info("a task of the lease %s; looking again in %g s", why, ENDING_S)
             trigger = AnswerTrigger({"has_waited": True}, self.gpu_conn_id, ENDING_S)
             self.defer(trigger=trigger, method_name="execute_release")
         end_entry(manager, entry, Outcome.SUCCESS if states and succeeded else None)
@@ -142,7 +131,7 @@ def _entry_of(manager: LeaseService, allocation: Mapping[str, Any]) -> Submissio
     return entry if is_there else None
 
 
-def _refuse(allocate: str, **_: Any) -> None:
+def _refuse(allocate: str, context: Any = None, **_: Any) -> None:
     raise AirflowFailException(
         f"the lease of this task's gpu_lease has ended, its GPUs may be others' by now: clear {allocate}, too"
     )

@@ -68,7 +68,8 @@ class GPUTrainingOperator(GPUOperator):
         runs. Retries go on with it in any case.
     :param stale_grace_s: seconds from SIGTERM to SIGKILL for the other members when one has failed.
 
-    Further parameters as for `GPUOperator`. The trigger that watches the job renews its lease.
+    Further parameters as for `GPUOperator`; `ttl` is two minutes if None. The trigger that watches the job
+    renews its lease.
 
     The task returns the last line of the job's output, parsed if it is JSON (without NaN, which an XCom
     cannot hold); XCom `allocation` has the lease. `execution_timeout` counts from the start of the job.
@@ -102,7 +103,6 @@ class GPUTrainingOperator(GPUOperator):
         launcher_conn_id: str | None = None,
         container: Mapping[str, Any] | None = None,
         slurm: Mapping[str, str] | None = None,
-        ttl: float | str | timedelta = default_ttl,
         unreachable_timeout: timedelta = timedelta(minutes=10),
         startup_order: str = StartupOrder.TOGETHER.value,
         done_when: str = DoneWhen.ALL.value,
@@ -111,7 +111,7 @@ class GPUTrainingOperator(GPUOperator):
         restart_on_clear: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(ttl=ttl, **kwargs)
+        super().__init__(**kwargs)
         self.command = command
         self.image = image
         self.env = env
@@ -141,7 +141,7 @@ class GPUTrainingOperator(GPUOperator):
             self._identity, _ = identity_of(context)
             end = self._uncollected(context, self._identity)
             return slurm_task.begin(self, context) if end is None else _value(end.last_line)
-        return self.execute_request(context, {})
+        return super().execute(context)
 
     def execute_on_slurm(self, context: Any, event: dict[str, Any]) -> Any:
         """Return the result of a job on Slurm, or raise its failure."""
@@ -216,13 +216,8 @@ class GPUTrainingOperator(GPUOperator):
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
         """Return the job's result or raise its failure; its GPUs are free already."""
         end = TaskEnd.model_validate(event)
-        try:
-            return self._result(context, end)
-        finally:
-            if not end.has_succeeded:  # a success is dropped once Airflow has it, by the listener
-                drop_collected(context["ti"])
-
-    def _result(self, context: Any, end: TaskEnd) -> Any:
+        if not end.has_succeeded:  # a success is dropped once Airflow has it, by the listener
+            drop_collected(context["ti"])
         if end.waited_s is not None:
             self.log.info("%s", describe_wait(end.waited_s, end.reasons))
         if end.gpu_usage is not None:

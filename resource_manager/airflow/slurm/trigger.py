@@ -12,7 +12,7 @@ from airflow.triggers.base import TriggerEvent
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.task_trigger.base import PlainTrigger, launcher_threads
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, launcher_threads
 from resource_manager.airflow.task_trigger.events import Event
 from resource_manager.airflow.task_trigger.notes import TaskNotes
 from resource_manager.airflow.version_compat import in_thread
@@ -58,7 +58,7 @@ def end_unless_wanted(identity: TaskIdentity, place: JobPlace) -> bool:
     return True
 
 
-class SlurmTrigger(PlainTrigger):
+class SlurmTrigger(TaskBoundTrigger):
     """Fire when the job does not run or never will, or was out of reach for `unreachable_s`."""
 
     def __init__(
@@ -69,12 +69,9 @@ class SlurmTrigger(PlainTrigger):
         gpu_conn_id: str = DEFAULT_CONNECTION,
         unreachable_s: float = 600.0,
     ) -> None:
-        limits = {"gpu_conn_id": gpu_conn_id, "unreachable_s": unreachable_s}
-        super().__init__(identity=dict(identity), key=key, place=dict(place), **limits)
-        self.identity = TaskIdentity(**identity)
+        super().__init__(identity, gpu_conn_id, key=key, place=dict(place), unreachable_s=unreachable_s)
         self.key = key
         self.place = JobPlace(**place)
-        self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s
         self._notes = TaskNotes(self.identity, self.log)
         self._waits = WaitLog()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from resource_manager.airflow import shared_manager
 from resource_manager.airflow.task_trigger import base
@@ -160,28 +160,30 @@ class JobWatch:
         for watch in self._watches:
             await watch.close()
 
+    @contextmanager
+    def _may_be_unknown(self, what: str) -> Iterator[None]:
+        """Go on without what is read inside if the manager does not answer."""
+        try:
+            yield
+        except (ResourceManagerError, AirflowException) as error:
+            self._log.debug("%s: %s", what, error)
+
     async def _measure_if_due(self) -> None:
         """Add what the lease's GPUs do now, every `USE_EVERY_S`."""
         now, lease_id = self._clock(), self.jobs[0].task_id
         if now - self._measured_at < shared_manager.USE_EVERY_S:
             return
         self._measured_at = now
-        try:
+        with self._may_be_unknown("the use of the GPUs is not known"):
             gpus = gpus_of(await self._shared.gpus([job.server for job in self.jobs]), lease_id)
-        except (ResourceManagerError, AirflowException) as error:
-            self._log.debug("the use of the GPUs is not known: %s", error)
-        else:
             self._use.add(gpus)
             self._idle.see(gpus, lease_id)
 
     async def _warn_of_maintenance(self) -> None:
         """Say in the task's log, once a window, that the job still runs in it."""
-        try:
-            windows = await self._shared.under_maintenance()
-        except (ResourceManagerError, AirflowException) as error:
-            self._log.debug("the maintenance windows are not known: %s", error)
-            return
-        window = windows.get(self.jobs[0].task_id)
+        window = None
+        with self._may_be_unknown("the maintenance windows are not known"):
+            window = (await self._shared.under_maintenance()).get(self.jobs[0].task_id)
         if window is not None and self._warned_of != window["from"]:
             why = f": {window['reason']}" if window["reason"] else ""
             self._log.warning(
@@ -200,11 +202,9 @@ class JobWatch:
 
     def _known(self) -> Allocation | None:
         """Return the lease as last told; None if it is another by now, which the next renewal finds out."""
-        try:
+        lease = None
+        with self._may_be_unknown("it is unknown whether the lease is preempted"):
             lease = self._shared.known(self.jobs[0].task_id)
-        except (ResourceManagerError, AirflowException) as error:
-            self._log.debug("it is unknown whether the lease is preempted: %s", error)
-            return None
         return lease if lease is not None and lease["fencing_token"] == self.jobs[0].fencing_token else None
 
     def _taken(self) -> Allocation | None:

@@ -6,12 +6,12 @@ import asyncio
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.late_start import describe_late_start, window_ahead
+from resource_manager.airflow.late_start import late_start
 from resource_manager.airflow.task_results import keep_end, kept_end
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
@@ -19,7 +19,6 @@ from resource_manager.airflow.task_trigger.events import EndState, GrantState, T
 from resource_manager.airflow.task_trigger.job_watch import JobWatch
 from resource_manager.airflow.task_trigger.notes import ALLOCATION, TaskNotes
 from resource_manager.airflow.task_trigger.plan import TaskPlan
-from resource_manager.airflow.task_trigger.states import TaskState
 from resource_manager.airflow.task_trigger.task_lease import TaskLease
 from resource_manager.airflow.task_trigger.waits import GrantWait
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, in_thread
@@ -46,6 +45,9 @@ BY_SIGNAL = (None, 137, 143)
 """Exit codes of a job that SIGKILL or SIGTERM ended; one whose whole group was killed has none."""
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
+
+Step = Callable[[], Awaitable["Step | None"]]
+"""Method of a `TaskTrigger` for one state of its task; returns that of the next, None at the end."""
 
 
 class TaskTrigger(TaskBoundTrigger):
@@ -75,10 +77,10 @@ class TaskTrigger(TaskBoundTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         ask_agents_through(self.shared.service)
         await self._notes.recall()
-        state = TaskState.WAITING
+        step: Step | None = self._wait
         try:
-            while state is not TaskState.ENDED:
-                state = await self._STEPS[state](self)
+            while step is not None:
+                step = await step()
         except AirflowFailException as error:
             self._end = TaskEnd(state=EndState.NEVER_FITS, detail=str(error))
         except (ResourceManagerError, AirflowException) as error:
@@ -93,12 +95,12 @@ class TaskTrigger(TaskBoundTrigger):
     async def on_kill(self) -> None:
         await self.end_unless_wanted()
 
-    # ---- steps: each returns the state that follows ----
+    # ---- steps ----
 
-    async def _wait(self) -> TaskState:
+    async def _wait(self) -> Step | None:
         """Wait for the grant; the lease, its job, or the task's end may be there already."""
         if await self._is_known_end():
-            return TaskState.ENDING
+            return self._finish
         wait = GrantWait(self, self.plan.max_wait_s)
         # What was read for all may be of an earlier wait, but for the first.
         status: Submission | None = None if self._waited else await self._lease.pending(self._notes.attempt)
@@ -109,28 +111,28 @@ class TaskTrigger(TaskBoundTrigger):
             self._waited = wait.in_short()
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
                 self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
-                return TaskState.ENDED
+                return None
             status = await self._request()
         if status is None:
-            return TaskState.ENDING
+            return self._finish
         self._lease.allocation = status
         if not self._waited and restarts_of(status["labels"]) == self._notes.restarts:
             wait.before_s = self._notes.before_s
             self._waited = wait.until_granted(status)
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             self._lease.allocation = await self._lease.renew()
-        return TaskState.STARTING if self._lease.allocation["preempted_by"] is None else TaskState.PREEMPTED
+        return self._start if self._lease.allocation["preempted_by"] is None else self._save_and_stop
 
-    async def _start(self) -> TaskState:
+    async def _start(self) -> Step | None:
         """Store where the job will be, and start it unless it runs."""
         lease = self._lease
         gang, started_at = GangJob.of(lease.allocation), self._notes.started_at(lease.token)
         if gang is not None and started_at is not None:  # by an earlier trigger: a server may be out of reach
             await self._watch_jobs(gang, started_at)
-            return TaskState.RUNNING
+            return self._run
         try:
             if await self._gives_back(gang):
-                return TaskState.WAITING
+                return self._wait
             if gang is None:
                 launcher = self.plan.job.launcher_for(lease.allocation)
                 planned = GangJob.planned(lease.allocation, launcher, self.plan.job.conn_id)
@@ -142,7 +144,7 @@ class TaskTrigger(TaskBoundTrigger):
                     return await self._not_started(error, tuple(prepared.failed))
                 await lease.place(prepared.places)
                 if lease.allocation["preempted_by"] is not None:
-                    return TaskState.PREEMPTED
+                    return self._save_and_stop
                 gang = GangJob.of(lease.allocation)
                 assert gang is not None  # it was placed just now
             await self._notes.share(ALLOCATION, lease.allocation)
@@ -156,20 +158,20 @@ class TaskTrigger(TaskBoundTrigger):
             self.log.warning("%s; looking who stopped it", error)
             await lease.wait_for_stopper()
             await lease.release(Outcome.CANCELLED)
-            return TaskState.WAITING
+            return self._wait
         except LauncherError as error:
             if not is_outage(error):
                 return await self._not_started(error)
             self.log.warning("the GPU manager does not answer for the job; trying again: %s", error)
             await asyncio.sleep(base.OUTAGE_POLL_S)
-            return TaskState.WAITING
+            return self._wait
         except LeaseNotFoundError:
             self.log.warning("the lease was ended before its job started")
-            return TaskState.WAITING
+            return self._wait
         await self._watch_jobs(gang, started_at)
-        return TaskState.RUNNING
+        return self._run
 
-    async def _run(self) -> TaskState:
+    async def _run(self) -> Step | None:
         """Watch the job until it has ended, or has to."""
         watch = self._watch
         assert watch is not None
@@ -179,22 +181,22 @@ class TaskTrigger(TaskBoundTrigger):
             return await self._lost()
         if taken is not None:
             self._lease.allocation = taken
-            return TaskState.PREEMPTED
+            return self._save_and_stop
         assert end is not None
         self._end = end
         if not end.has_succeeded and end.state is not EndState.JOB_UNREACHABLE:
             entry = await self._lease.newest()
             if entry is not None and not self._lease.is_still(entry):
-                return TaskState.WAITING  # another process ended the job
+                return self._wait  # another process ended the job
             if entry is not None and entry["state"] != "WAITING" and watch.is_taken(entry):
                 self._lease.allocation = entry
-                return TaskState.PREEMPTED
+                return self._save_and_stop
         if end.state is EndState.JOB_UNREACHABLE and end.rank is None:
             self._end = end.model_copy(update={"detail": f"{end.detail}; {GPUS_STAY_ALLOCATED}"})
-            return TaskState.ENDED
-        return TaskState.ENDING
+            return None
+        return self._finish
 
-    async def _save_and_stop(self) -> TaskState:
+    async def _save_and_stop(self) -> Step | None:
         """End the job of a lease that is being preempted; its request waits again, or a limit ends the task.
 
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
@@ -225,20 +227,20 @@ class TaskTrigger(TaskBoundTrigger):
                         exit_code=next((code for code in codes if code != 0), 0),
                         last_line=last_line,
                     )
-                    return TaskState.ENDING
+                    return self._finish
             await self._lease.queue_again(gang)
             if not waits_again(lease):
                 state = EndState.TIMED_OUT if is_time_over(lease) else EndState.IDLE
                 self._end = TaskEnd(state=state, detail=f"the job was ended, {lease['reason']}")
-                return TaskState.ENDED
+                return None
         except LauncherError as error:
             self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
             await asyncio.sleep(UNREACHABLE_PAUSE_S)
         except LeaseNotFoundError:
             self.log.info("another process has ended the job and queued the request again")
-        return TaskState.WAITING
+        return self._wait
 
-    async def _finish(self) -> TaskState:
+    async def _finish(self) -> None:
         """Keep the end, remove what is left of the job, and release the GPUs."""
         try:
             self._end = await in_thread(keep_end, self.identity, self._end)
@@ -261,15 +263,6 @@ class TaskTrigger(TaskBoundTrigger):
             who = await self._lease.ended_by()
             if not who.endswith(f": {self._end.reason}"):  # else another trigger of this task did
                 self._end = self._end.model_copy(update={"detail": who})
-        return TaskState.ENDED
-
-    _STEPS: ClassVar[Mapping[TaskState, Callable[[TaskTrigger], Awaitable[TaskState]]]] = {
-        TaskState.WAITING: _wait,
-        TaskState.STARTING: _start,
-        TaskState.RUNNING: _run,
-        TaskState.PREEMPTED: _save_and_stop,
-        TaskState.ENDING: _finish,
-    }
 
     # ---- what the steps are made of ----
 
@@ -304,10 +297,10 @@ class TaskTrigger(TaskBoundTrigger):
 
         It may have begun before. Raises `LauncherError` if that is unknown.
         """
-        window = window_ahead(await self.ask(lambda manager: manager.maintenance()), self._lease.allocation)
-        if window is None or (gang is not None and not await self._lease.launch(gang.is_absent)):
+        why = late_start(await self.ask(lambda manager: manager.maintenance()), self._lease.allocation)
+        if not why or (gang is not None and not await self._lease.launch(gang.is_absent)):
             return False
-        self.log.warning("%s", describe_late_start(window))
+        self.log.warning("%s", why)
         await self._lease.queue_again(gang, Outcome.NOT_STARTED)
         return True
 
@@ -329,7 +322,7 @@ class TaskTrigger(TaskBoundTrigger):
                 "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s", name
             )
 
-    async def _not_started(self, error: LauncherError, failed_nodes: Sequence[str] = ()) -> TaskState:
+    async def _not_started(self, error: LauncherError, failed_nodes: Sequence[str] = ()) -> Step | None:
         """End the try; a gang that can be stopped and released starts again after a pause instead.
 
         The next lease avoids the servers on which the job is known not to have started. What a server out of
@@ -339,26 +332,26 @@ class TaskTrigger(TaskBoundTrigger):
         starts_again = is_gang(lease)
         if lease["job_places"] and not starts_again and isinstance(error, LauncherUnreachableError):
             self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
-            return TaskState.ENDED
+            return None
         nodes = failed_nodes or ([error.server] if error.server else [])
         why: dict[str, Any] = {"reason": as_reason(error), "failed_nodes": nodes}
         if kept := await self._lease.release(Outcome.FAILED, **why):
             self._end = TaskEnd(state=EndState.FAILED, detail=kept)
-            return TaskState.ENDED
+            return None
         attempt, attempts = self._notes.attempt, self.plan.start_attempts
         if not starts_again or attempt >= attempts:
             detail = str(error)
             if starts_again:
                 detail = f"the gang did not start in {attempt} attempts (start_attempts): {error}"
             self._end = TaskEnd(state=EndState.NOT_STARTED, detail=detail)
-            return TaskState.ENDED
+            return None
         pause_s = START_PAUSE_S * 2 ** (attempt - 1)
         self.log.warning(
             "start %s of %s failed, queueing again in %g s: %s", attempt, attempts, pause_s, error
         )
         await self._notes.keep(attempt=attempt + 1)
         await asyncio.sleep(pause_s)
-        return TaskState.WAITING
+        return self._wait
 
     async def _watch_jobs(self, gang: GangJob, started_at: float | None = None) -> JobWatch:
         """Watch the jobs of the lease, which were started at that time or, if it is None, before."""
@@ -377,10 +370,10 @@ class TaskTrigger(TaskBoundTrigger):
             watch = await self._watch_jobs(gang)
         return await watch.copy_rest()
 
-    async def _lost(self) -> TaskState:
+    async def _lost(self) -> Step | None:
         """Find out why the lease is gone; its GPUs may be another task's, so its job is stopped first."""
         if await self._is_known_end():  # another trigger of this task released it
-            return TaskState.ENDING
+            return self._finish
         self.log.error("%s; stopping the job", LEASE_GONE)
         gang = GangJob.of(self._lease.allocation)
         stopped = None if gang is None else await self._lease.launch(gang.stop)
@@ -389,11 +382,11 @@ class TaskTrigger(TaskBoundTrigger):
         entry = await self._lease.newest()
         if entry is not None:
             if entry["state"] == "WAITING" or not self._lease.is_still(entry):
-                return TaskState.WAITING
+                return self._wait
             if entry["preempted_by"] is not None:
-                return TaskState.WAITING
+                return self._wait
             if entry["revoked"]:
                 await self._lease.release(Outcome.CANCELLED)
         who = await self._lease.ended_by() if entry is None else ""
         self._end = TaskEnd(state=EndState.LEASE_LOST, detail=who)
-        return TaskState.ENDED
+        return None
