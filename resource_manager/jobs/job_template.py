@@ -81,7 +81,6 @@ class JobTemplate:
                 "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
             },
             image=self.image,
-            labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
             # Members meet at their servers' addresses, which a container has only in their network.
             container={**({"network_mode": "host"} if gang else {}), **self.container},
             files={HOSTFILE: hostfile(allocation)} if gang else {},

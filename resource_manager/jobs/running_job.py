@@ -25,7 +25,7 @@ def job_of(
     environment: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Job:
-    """Return the job of an allocation's member: with its devices, and the lease in the environment."""
+    """Return the job of an allocation's member: with its devices, and the lease in environment and labels."""
     member = next(each for each in allocation["members"] if each["rank"] == rank)
     lease = {
         "GPU_LEASE_ID": allocation["task_id"],
@@ -48,6 +48,7 @@ def job_of(
         vendor=member["vendor"] or "nvidia",
         cpus=member["cpu_count"],
         port=member["port"],
+        labels={**allocation.get("labels", {}), "lease": str(allocation["fencing_token"])},
         **more,
     )
 

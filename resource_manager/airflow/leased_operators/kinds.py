@@ -16,7 +16,6 @@ from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.plain_ssh import parts_of
-from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.lease_service import LeaseService
@@ -42,11 +41,6 @@ class Kind:
     on_worker: bool = True
     has_exit_code: bool = False
     """Whether a task that succeeds ran a command, which ended with 0."""
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of the lease: it expires, since the worker ends before."""
-        return {"scope": PROCESS_SCOPE}
 
     def prepare(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
         """Make the operator ready; return the allocation.
@@ -100,10 +94,6 @@ class KindElsewhere(Kind):
     on_worker: bool = False
     has_exit_code: bool = True
 
-    @property
-    def labels(self) -> dict[str, str]:
-        return {"launcher": self.launcher}
-
     def ready(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
         """Prepare the job, store where it will be, and make the operator start it there."""
         if allocation["job_places"]:
@@ -113,7 +103,7 @@ class KindElsewhere(Kind):
         if not running.place.address:
             raise LauncherError(f"server {running.server} has no address in the inventory: give it one")
         image = getattr(operator, "image", "")
-        job = job_of(allocation, running.key, (), image=image, labels=_labels(allocation))
+        job = job_of(allocation, running.key, (), image=image)
         with closing(running.open()) as launcher:
             place = launcher.prepare(job)
             lease_id, token = allocation["task_id"], allocation["fencing_token"]
@@ -149,10 +139,6 @@ class KindElsewhere(Kind):
             "%s; its GPUs stay allocated until that is gone: gpu-manager stop %s ends it", problem, name
         )
         return False
-
-
-def _labels(allocation: Allocation) -> dict[str, str]:
-    return {**allocation["labels"], "lease": str(allocation["fencing_token"])}
 
 
 def _fill_bash(operator: Any, allocation: Allocation) -> None:
