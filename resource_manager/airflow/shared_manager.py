@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook
@@ -60,16 +60,31 @@ RENEW_TOGETHER_S = 1.0
 """Time for which a renewal waits for others, at most a tenth of its lease's life."""
 
 
-class SharedManager:
+class OnePerLoop:
+    """Class of which each event loop has one instance for the same arguments."""
+
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, MutableMapping[Any, Any]]]
+    _of_loop: ClassVar[type[MutableMapping[Any, Any]]] = dict
+
+    def __init_subclass__(cls) -> None:
+        cls._all = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, *arguments: Any) -> Self:
+        """Return the instance of the running event loop for these arguments."""
+        instances = cls._all.setdefault(asyncio.get_running_loop(), cls._of_loop())
+        instance: Self | None = instances.get(arguments)
+        if instance is None:
+            instance = instances[arguments] = cls(*arguments)
+        return instance
+
+
+class SharedManager(OnePerLoop):
     """Manager of one connection in one event loop.
 
     A thread asks it, another waits for changes of leases, one reads why requests wait, and one what sensors
     ask: a long queue with its estimates takes seconds, in which no task would take its next step.
     """
-
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, SharedManager]]] = (
-        WeakKeyDictionary()
-    )
 
     def __init__(self, gpu_conn_id: str) -> None:
         self._hook = GPUManagerHook(gpu_conn_id)
@@ -101,14 +116,6 @@ class SharedManager:
         self._use_at = float("-inf")
         self._renewals: list[tuple[Renewal, asyncio.Future[bool]]] = []
         self._renewing: asyncio.Task[None] | None = None
-
-    @classmethod
-    def of(cls, gpu_conn_id: str) -> SharedManager:
-        """Return the shared instance for a connection in the running event loop."""
-        managers = cls._all.setdefault(asyncio.get_running_loop(), {})
-        if gpu_conn_id not in managers:
-            managers[gpu_conn_id] = cls(gpu_conn_id)
-        return managers[gpu_conn_id]
 
     async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""

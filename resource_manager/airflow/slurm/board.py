@@ -8,10 +8,8 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
-from typing import ClassVar
-from weakref import WeakKeyDictionary
 
-from resource_manager.airflow.shared_manager import SharedManager
+from resource_manager.airflow.shared_manager import OnePerLoop, SharedManager
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
@@ -28,12 +26,8 @@ PUBLISH_EVERY_S = 30.0
 """Time between two lists of the jobs for those who look at the console."""
 
 
-class SlurmBoard:
-    """Jobs watched on one cluster, over one connection that a single thread uses."""
-
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[JobPlace, str], SlurmBoard]]] = (
-        WeakKeyDictionary()
-    )
+class SlurmBoard(OnePerLoop):
+    """Jobs watched on one cluster, over one connection that one thread uses; a manager is told of them."""
 
     def __init__(self, place: JobPlace, gpu_conn_id: str) -> None:
         self._place = place
@@ -42,14 +36,6 @@ class SlurmBoard:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-slurm")
         self._wanted: dict[str, tuple[int, asyncio.Future[Seen]]] = {}
         self._polling: asyncio.Task[None] | None = None
-
-    @classmethod
-    def of(cls, place: JobPlace, gpu_conn_id: str) -> SlurmBoard:
-        """Return the board for a place, whose jobs a manager tells of, in the running event loop."""
-        boards = cls._all.setdefault(asyncio.get_running_loop(), {})
-        if (place, gpu_conn_id) not in boards:
-            boards[place, gpu_conn_id] = cls(place, gpu_conn_id)
-        return boards[place, gpu_conn_id]
 
     async def seen(self, key: str, offset: int) -> Seen:
         """Return what the next look shows of a job, with its output from `offset` on; one trigger watches it.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import ClassVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
+from resource_manager.airflow.shared_manager import OnePerLoop
 from resource_manager.airflow.version_compat import of_same_loop
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
@@ -34,15 +34,13 @@ LOOKS_AT_ONCE = 8
 """Most jobs of a place that are looked at at the same time."""
 
 
-class PlaceWatch:
+class PlaceWatch(OnePerLoop):
     """Look at the jobs of one place, in a thread of its own; while it stands, nobody need look at a job.
 
     It lives for as long as somebody watches a job there.
     """
 
-    _all: ClassVar[
-        WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[JobPlace, PlaceWatch]]
-    ] = WeakKeyDictionary()
+    _of_loop = WeakValueDictionary
 
     def __init__(self, place: JobPlace) -> None:
         self.is_standing = False
@@ -53,15 +51,6 @@ class PlaceWatch:
         self._lock = threading.Lock()
         self._watching: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._thread: threading.Thread | None = None
-
-    @classmethod
-    def of(cls, place: JobPlace) -> PlaceWatch:
-        """Return the watch of a place in the running event loop."""
-        watches = cls._all.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-        watch = watches.get(place)
-        if watch is None:
-            watch = watches[place] = cls(place)
-        return watch
 
     @contextmanager
     def watching(self, key: str, changed: asyncio.Event) -> Iterator[None]:
