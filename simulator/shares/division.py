@@ -71,7 +71,7 @@ def _filled(part: Instance, options: Options) -> Division:
     """Fill over groups of alike jobs; without knowledge of the types, all GPUs are one type."""
     groups = group_jobs(part, by_team=options.policy == "two_level", agnostic=options.agnostic)
     fleet = list(part.gpus.values())
-    columns = columns_of(groups, part.pairs if options.pack else {})
+    columns = columns_of(groups, part.pairs if options.pack else {}, fleet)
     program = Program(groups, columns, [sum(fleet)] if options.agnostic else fleet)
     filling = fill(program, POLICIES[options.policy](groups, part))
     of_type = np.array(fleet) / sum(fleet) if options.agnostic else 1.0

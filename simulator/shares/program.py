@@ -38,7 +38,7 @@ class Column(NamedTuple):
     rates: tuple[float, ...]
 
 
-def columns_of(groups: Sequence[Group], pairs: Pairs) -> list[Column]:
+def columns_of(groups: Sequence[Group], pairs: Pairs, fleet: Sequence[int]) -> list[Column]:
     """Return the columns of the groups alone and, where there are throughputs, of two jobs together."""
     columns = [
         Column(gpu, (number,), (rate,))
@@ -52,7 +52,7 @@ def columns_of(groups: Sequence[Group], pairs: Pairs) -> list[Column]:
         if rates is None or first.job.gpus != second.job.gpus or (a == b and len(first.members) < 2):
             continue
         for gpu, (one, other) in enumerate(zip(*rates, strict=True)):
-            if one or other:
+            if (one or other) and fleet[gpu] >= first.job.gpus:
                 gains = one / first.proportional, other / second.proportional
                 columns.append(Column(gpu, (a, b), gains))
     return columns

@@ -29,7 +29,7 @@ def columns_of(instance: Instance, options: Options) -> tuple[Any, Any, Any]:
             pair = instance.pairs.get((job.kind or "", other.kind or ""))
             if options.pack and pair is not None and job.gpus == other.gpus:
                 units = instance.proportional(job), instance.proportional(other)
-                for g in range(types):
+                for g in np.flatnonzero(fleet >= job.gpus):
                     gain = one[i] * pair[0][g] / units[0] + one[k] * pair[1][g] / units[1]
                     columns.append((gain, one[i] + one[k], job.gpus * of_type[g]))
     gain, time, gpus = (np.array(each).T for each in zip(*columns, strict=True))

@@ -26,7 +26,10 @@ def write(folder: Path, *jobs: Any, **given: Any) -> Path:
 
 @st.composite
 def instances(draw: st.DrawFn) -> Instance:
-    """Draw fleets that may lack a type, jobs of several GPUs, kinds, pairs, weights, teams of both sorts."""
+    """Draw fleets that may lack a type, jobs of several GPUs, kinds, pairs, weights, teams of both sorts.
+
+    A job has no throughput on a type with fewer GPUs than it needs.
+    """
     number = st.floats(0.1, 5)
     types = draw(st.integers(1, 3))
     fleet = [draw(st.integers(4, 7)), *(draw(st.integers(0, 6)) for _ in range(types - 1))]
@@ -51,14 +54,16 @@ def instances(draw: st.DrawFn) -> Instance:
     for place in range(draw(st.integers(1, 6))):
         kind = draw(st.integers(0, 3))
         own = tuple(draw(number) for _ in range(types))
+        gpus = draw(st.sampled_from([1, 1, 2, 4]))
+        rates = zip(fleet, own if kind == 3 else kinds[kind], strict=True)
         jobs.append(
             Job(
                 str(place),
                 None if kind == 3 else f"k{kind}",
-                own if kind == 3 else kinds[kind],
+                tuple(rate if count >= gpus else 0.0 for count, rate in rates),
                 draw(st.sampled_from(sorted(teams))),
                 draw(st.sampled_from([0.3, 1.0, 1.0, 2.0])),
-                draw(st.sampled_from([1, 1, 2, 4])),
+                gpus,
             )
         )
     return Instance({f"g{type}": count for type, count in enumerate(fleet)}, tuple(jobs), teams, pairs)

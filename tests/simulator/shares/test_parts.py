@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.errors import SimulationError
@@ -39,3 +41,17 @@ def test_every_job_has_what_its_part_gives_it() -> None:
 def test_parts_that_have_nothing_are_refused(gpus: dict[str, int], parts: int, message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         divide(Instance(gpus, JOBS, {}, {}), parts)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_job_gets_nothing_of_a_type_with_fewer_gpus_than_it_needs(pack: bool) -> None:
+    """As if the file left that type out, which it cannot do for one job of a kind; nor is it shared."""
+    kind = (1.0, 9.0)
+    jobs = tuple(Job(name, "k", kind, gpus=gpus) for name, gpus in (("a", 4), ("b", 1), ("c", 4), ("d", 1)))
+    whole = Instance({"many": 16, "few": 4}, jobs, {}, {("k", "k"): (kind, kind)})
+    division = divide_fleet(whole, Options("max_min", pack=pack, parts=2))
+    assert division.gpus[::2, 1] == pytest.approx([0.0, 0.0])
+    assert (division.gpus[1::2, 1] > 0).all()
+    left_out = tuple(replace(job, rates=(1.0, 0.0)) if job.gpus == 4 else job for job in jobs)
+    without = divide_fleet(replace(whole, jobs=left_out), Options("max_min", pack=pack, parts=2))
+    assert division.normalised == pytest.approx(without.normalised)
