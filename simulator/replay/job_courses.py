@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from resource_manager.core import changes
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.scheduling import lease_steps
 from simulator.engine import EventQueue
@@ -135,6 +136,8 @@ class JobCourses:
             case changes.Cancelled(lease_id=lease_id):
                 job_runs[lease_id].cancelled = True
             case changes.MaintenanceChanged():
+                if change.failed_nodes:
+                    self._schedule(now + AVOIDED_S, None)
                 self._decide_at_windows(now)
 
     def _note_start(self, job_run: JobRun, lease: Lease, now: float) -> None:

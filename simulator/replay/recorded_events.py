@@ -78,6 +78,9 @@ def _lease_changes(event: LeaseChange, courses: JobCourses, now: float) -> list[
         courses.run_on(job_run, lease, lease.granted_at)
         return []
     else:
-        ended = lease_steps.release(courses.cluster, lease.lease_id, now, outcome=event.outcome)
+        there = [name for name in event.failed_nodes if name in courses.cluster.by_name]
+        ended = lease_steps.release(
+            courses.cluster, lease.lease_id, now, outcome=event.outcome, failed_nodes=there
+        )
     is_there = part.lease.members == job_run.members
     return ended if is_there else [*ended, *courses.clean_later(lease, now)]

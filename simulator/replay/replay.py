@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import LIMITS
+from resource_manager.core.failed_starts import by_lease, in_order
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Request
 from resource_manager.core.runtimes import job_id_of
@@ -131,11 +132,15 @@ class Replay:
             self._commit(again, now)
 
     def _inherit(self, name: str, now: float) -> None:
-        """Let a request have what is being preempted for an earlier one of its id, as a manager does."""
+        """Let a request have what is preempted for an earlier one of its id, and avoid where that failed.
+
+        A manager does both, since the id is the same there.
+        """
+        job_id = job_id_of(name)
         for lease_id in sorted(self.cluster.preempting):
             lease = self.cluster.leases[lease_id]
             by = lease.preempted_by
-            if by not in self.cluster.pending and not is_window(by) and job_id_of(by) == job_id_of(name):
+            if by not in self.cluster.pending and not is_window(by) and job_id_of(by) == job_id:
                 self.cluster.apply(Preempting(lease_id, lease.fencing_token, name, lease.preempt_until, now))
 
     def _apply(self, changes: list[Change], dispatches: bool, now: float) -> None:
@@ -145,6 +150,11 @@ class Replay:
             changes = []
         self._commit(self._with_dispatch(changes, now) if dispatches else changes, now)
 
+        if failed := in_order(self.cluster.failed_starts):
+            self.cluster.failed_starts = by_lease(
+                replace(entry, lease_id=name) if job_id_of(entry.lease_id) == job_id else entry
+                for entry in failed
+            )
     def _arrive(self, batch: EventBatch) -> None:
         """Allocate as the manager does: at once while the queue is empty, then all together through it."""
         now = batch.at

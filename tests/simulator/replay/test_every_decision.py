@@ -61,7 +61,8 @@ RULES = (
 )
 OUTCOMES = (*Outcome, "")
 STEPS = {
-    "submit": 30, "allocate": 6, "batch": 3, "release": 14, "end": 12, "renew": 5, "cancel": 3, "preempt": 4,
+    "submit": 30, "allocate": 6, "batch": 3, "release": 14, "fail": 4, "end": 12, "renew": 5, "cancel": 3,
+    "preempt": 4,
     "members": 4, "remainder": 4, "teams": 2, "drain": 2, "resume": 3, "window": 2, "no_window": 1,
     "inventory": 1, "adopt": 1, "agent": 2, "close": 2, "open": 3, "clean": 5, "place": 1, "revoke": 1,
     "announce": 6, "withdraw": 1,
@@ -241,6 +242,13 @@ class Driver:
     def do_release(self, draw: random.Random) -> None:
         lease = self.lease(draw)
         self.manager.release(lease.lease_id, outcome=draw.choice(OUTCOMES))
+
+    def do_fail(self, draw: random.Random) -> None:
+        """A job does not start on a server; the next try, or the same request, is to avoid it."""
+        lease = self.lease(draw)
+        node = draw.choice(lease.members).node
+        outcome = draw.choice(("FAILED", "NOT_STARTED"))
+        self.manager.release(lease.lease_id, outcome=outcome, failed_nodes=[node])
 
     def do_end(self, draw: random.Random) -> None:
         """A preempted job ends, nearly always because of that."""

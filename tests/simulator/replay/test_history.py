@@ -20,11 +20,13 @@ from resource_manager.core.changes import (
     Change,
     GpuCleaned,
     Granted,
+    Outcome,
     Preempting,
     Queued,
     Released,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -38,7 +40,7 @@ from simulator.replay import metrics
 from simulator.replay.agreement import differences
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay
-from tests.builders import redefine
+from tests.builders import node, redefine
 
 ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")
 PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
@@ -194,11 +196,11 @@ def test_a_history_without_its_first_changes_is_replayed() -> None:
     assert len(replayed.job_runs) > 20
 
 
-def preempting_manager() -> tuple[GPUResourceManager, list[float]]:
-    """Return a manager of four GPUs, all guaranteed to team `a`, and its clock."""
+def preempting_manager(servers: str = "n") -> tuple[GPUResourceManager, list[float]]:
+    """Return a manager of servers of four GPUs, four guaranteed to team `a`, and its clock."""
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
-    inventory = [Node("n", 0, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))]
+    inventory = [node(name, 4, 64) for name in servers]
     manager = GPUResourceManager(
         Settings(store="memory://"), store=store, inventory=inventory, cluster={"order": "fifo"}
     )
@@ -324,6 +326,37 @@ def test_the_run_time_of_a_job_excludes_its_wait() -> None:
     changes = (Queued(request, 0.0, 1, 0.0), Granted(lease, 10.0), Released("waited", 1, 40.0))
     [job] = workload_of(History(ClusterState([node]).snapshot(), changes), "history").jobs
     assert (job.submitted_at, job.runtime_s) == (0.0, 30.0)
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_STARTED])
+def test_a_server_on_which_a_job_did_not_start_is_avoided_in_the_replay_too(outcome: Outcome) -> None:
+    """By the next request of its id, and by its own, which waits again."""
+    manager, now = preempting_manager(servers="no")
+    manager.submit("t", 4, 1)
+    now[0] = 10.0
+    manager.release("t", outcome=outcome, failed_nodes=["n"])
+    if outcome == Outcome.FAILED:
+        manager.submit("t", 4, 1)
+    workload = workload_of(collect(manager), "history")
+    record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(record) == []
+    [*_, tried_again] = record.job_runs.values()
+    assert [member.node for member in tried_again.members] == ["o"]
+
+
+def test_a_server_is_tried_again_once_it_is_no_longer_avoided() -> None:
+    """Ten minutes after the failed start, though nothing else happens at that time."""
+    manager, now = preempting_manager(servers="no")
+    for name, gpus in (("s", 1), ("u", 1), ("t", 2), ("long", 3)):
+        manager.submit(name, gpus, 1)
+        now[0] += 5.0
+    manager.release("t", outcome="FAILED", failed_nodes=["n"])
+    manager.submit("t", 2, 1)
+    now[0] = 5000.0
+    manager.release("long", outcome="SUCCESS")
+    workload = workload_of(collect(manager), "history")
+    runs = Replay(workload, get_policy("least_loaded"), get_order("fifo")).run().job_runs
+    assert [runs[name].started_at for name in ("t", "t#2")] == [10.0, 20.0 + AVOIDED_S]
+
+
 
 
 def test_commits_of_one_time_stay_separate() -> None:
