@@ -30,7 +30,7 @@ from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import timed_rounds
 
-FORMAT = 6
+FORMAT = 7
 """Version of a kept result; a result of another version is run again."""
 
 
@@ -91,9 +91,9 @@ class Case:
         return f"{self.policy}, {self.order}{how}"
 
     @property
-    def rules(self) -> Teams:
-        """The rules of the teams file, with preemption on or off as this case has it."""
-        return replace(load_teams(self.teams), preemption=self.preemption) if self.teams else NO_TEAMS
+    def rules(self) -> Teams | None:
+        """The rules of the teams file, with preemption on or off as this case has it; None without a file."""
+        return replace(load_teams(self.teams), preemption=self.preemption) if self.teams else None
 
 
 def has_no_order(source: Source, policy: str) -> bool:
@@ -172,7 +172,7 @@ def check(
             get_policy(policy)
     workload = read(source)
     if teams:
-        types = Counter(gpu.gpu_type for node in workload.start.nodes for gpu in node.gpus)
+        types = Counter(gpu.gpu_type for node in workload.last_nodes for gpu in node.gpus)
         files = ClusterFiles([teams])
         for team, field, reason in check_teams(files.definition.teams or NO_TEAMS, types):
             raise files.located(

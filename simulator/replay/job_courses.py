@@ -10,6 +10,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.scheduling import lease_steps
+from resource_manager.scheduling.queue.orders import STARVATION_LIMIT_S
 from simulator.engine import EventQueue
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Part
@@ -22,6 +23,11 @@ class Due(Enum):
     SAVED = auto()
     """Its job was told to end, and has saved what it did."""
     CLEAN = auto()
+
+
+def starved_at(queued_at: float) -> float:
+    """Return when a request that waits since then goes first in some orders."""
+    return math.nextafter(queued_at + STARVATION_LIMIT_S, math.inf)
 
 
 class JobCourses:
@@ -42,6 +48,8 @@ class JobCourses:
         """Recorded fencing tokens of leases of which an end was played: who starts later follows none."""
         self.cleaned_here: set[int] = set()
         """Fencing tokens of leases whose GPUs are clean at another time than in the recording."""
+        self._starved_at = -math.inf
+        """When the queue is looked at for a request that has waited for a day; past if that is not due."""
         present = {lease.lease_id: lease for lease in (*workload.start.leases, *workload.start.remainders)}
         self._remainders = {name: lease.key for name, lease in present.items() if lease.ranks}
         """Key of what is left of a gang, by the id of its task."""
@@ -53,6 +61,7 @@ class JobCourses:
                 job_run.follows = job.recorded[0]
                 self.tokens[lease.fencing_token] = lease.fencing_token
         self._decide_at_windows(-math.inf)
+        self._decide_on_starved(-math.inf)
 
     def lease(self, task_id: str) -> Lease | None:
         key = self._remainders.get(task_id)
@@ -63,6 +72,8 @@ class JobCourses:
         now = self.due.next_time
         # A job that has just saved what it did may be done.
         due = {(kind, lease.fencing_token): lease for kind, lease in filter(None, self.due.pop_due(now))}
+        if -math.inf < self._starved_at <= now:
+            self._decide_on_starved(now)
         return [
             change
             for (kind, token), lease in due.items()
@@ -120,11 +131,13 @@ class JobCourses:
             case changes.Granted(lease=lease):
                 self._note_start(job_runs[lease.lease_id], lease, now)
             case changes.Queued(request=request):
-                self._note_wait(job_runs[request.lease_id], now)
+                self._note_wait(job_runs[request.lease_id], change, now)
             case changes.Preempting(lease_id=lease_id):
                 self._note_preemption(job_runs[lease_id], change, now)
             case changes.Released(lease_id=lease_id, outcome=outcome):
                 job_runs[lease_id].ended_at, job_runs[lease_id].outcome = now, outcome
+                if change.failed_nodes:
+                    self._schedule(now + AVOIDED_S, None)
             case changes.Expired(lease_id=lease_id):
                 job_runs[lease_id].ended_at = now
             case changes.MembersReleased(lease_id=lease_id):
@@ -136,8 +149,6 @@ class JobCourses:
             case changes.Cancelled(lease_id=lease_id):
                 job_runs[lease_id].cancelled = True
             case changes.MaintenanceChanged():
-                if change.failed_nodes:
-                    self._schedule(now + AVOIDED_S, None)
                 self._decide_at_windows(now)
 
     def _note_start(self, job_run: JobRun, lease: Lease, now: float) -> None:
@@ -150,7 +161,9 @@ class JobCourses:
             self.run_on(job_run, lease, now)
         elif job_run.follows.lease.members == lease.members:
             self.tokens[job_run.follows.lease.fencing_token] = lease.fencing_token
-        self._decide_at(now + self.cluster.teams.min_runtime_s)
+        if (ledger := self.cluster.ledger) is not None:
+            own_s = ledger.named(lease.request.team).team.min_runtime_s
+            self._decide_at(now + (ledger.rules.min_runtime_s if own_s is None else own_s))
 
     def _schedule(self, at: float, event: tuple[Due, Lease] | None) -> None:
         """Schedule an event, at once if its time is past: a recorded clock may have been set back."""
@@ -160,8 +173,11 @@ class JobCourses:
         """Let the job run what is left of its runtime since then."""
         self._schedule(since + (job_run.job.runtime_s - job_run.saved_s), (Due.END, lease))
 
-    def _note_wait(self, job_run: JobRun, now: float) -> None:
-        self._decide_at(now + self.cluster.teams.preemption_delay_s)
+    def _note_wait(self, job_run: JobRun, change: changes.Queued, now: float) -> None:
+        delay_s = change.request.preemption_delay_s
+        self._decide_at(now + (self.cluster.teams.preemption_delay_s if delay_s is None else delay_s))
+        if not self.due.now < self._starved_at <= starved_at(change.queued_at):
+            self._decide_on_starved(now)
         lease, begin = job_run.lease, job_run.started_at
         if lease is None or begin is None:
             return
@@ -209,3 +225,13 @@ class JobCourses:
         """Look again at that time: what may be preempted, and by whom, changes without an event."""
         if self.cluster.teams.preemption:
             self._schedule(at, None)
+
+    def _decide_on_starved(self, now: float) -> None:
+        """Look again when the next request has waited for so long that some orders put it first.
+
+        That is one look for the queue, not one for each wait: most end before.
+        """
+        limits = (starved_at(entry.queued_at) for entry in self.cluster.pending.values())
+        self._starved_at = min((at for at in limits if at > now), default=-math.inf)
+        if self._starved_at > now:
+            self._schedule(self._starved_at, None)

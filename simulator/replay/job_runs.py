@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from resource_manager.core.changes import Change, Outcome
 from resource_manager.core.models import Lease, Placement
-from resource_manager.core.teams import NO_TEAMS, Teams
+from resource_manager.core.teams import Teams
 from simulator.replay.cluster_samples import Sample
 from simulator.replay.workload import Job, Part, Workload
 
@@ -64,10 +64,13 @@ class JobRun:
 
 @dataclass(slots=True)
 class Record:
-    """Every job of a replay, the changes that the manager would have stored, and the cluster over time."""
+    """Every job of a replay, the changes that the manager would have stored, and the cluster over time.
+
+    `teams` are the rules that it was given; None if it went by those of the workload.
+    """
 
     workload: Workload
     job_runs: dict[str, JobRun] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    teams: Teams = NO_TEAMS
+    teams: Teams | None = None

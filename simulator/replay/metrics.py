@@ -82,8 +82,8 @@ def lost_gpu_s(job_run: JobRun) -> float:
 
 
 def _by_team(record: Record) -> dict[str, Any]:
-    """Return preemptions, lost work, and the figures of each team that has rules; nothing without rules."""
-    if not record.teams:
+    """Return preemptions, lost work, and the figures of each team with rules; nothing without any."""
+    if record.teams is None:
         return {}
     job_runs = list(record.job_runs.values())
     ruled = {team.name: f"{team.guaranteed:g}" for team in record.teams.teams}
@@ -96,6 +96,7 @@ def _by_team(record: Record) -> dict[str, Any]:
         waits = sorted(wait_s(job_run) for job_run in group if job_run.started_at is not None)
         found[name] = {
             "guaranteed": ruled.get(name, "0"),
+            "started": len(waits),
             "jobs": len(group),
             "mean_wait_s": _rounded(mean(waits)),
             "p95_wait_s": _rounded(percentile(waits, 95)),

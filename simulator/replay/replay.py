@@ -14,14 +14,15 @@ from resource_manager.core.changes import (
     Preempting,
     Quarantined,
     Released,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.failed_starts import by_lease, in_order
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Request
 from resource_manager.core.runtimes import job_id_of
-from resource_manager.core.teams import NO_TEAMS, Teams
+from resource_manager.core.teams import Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
@@ -45,6 +46,8 @@ CHECKPOINT_S = 1800.0
 class Replay:
     """One run; the same workload, policy and order give the same record.
 
+    `teams` are rules in place of all that the workload has, also where they say nothing; None for its own.
+
     As long as a replay of a recording decides what was decided then, it looks at the queue when the manager
     did; after the first other decision also whenever something may be decided without an event.
     """
@@ -54,13 +57,13 @@ class Replay:
         workload: Workload,
         policy: Policy,
         order: QueueDiscipline,
-        teams: Teams = NO_TEAMS,
+        teams: Teams | None = None,
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._policy = policy
         self._order = order
         self.cluster = ClusterState.from_snapshot(
-            replace(workload.start, teams=teams) if teams else workload.start
+            workload.start if teams is None else replace(workload.start, teams=teams)
         )
         self.record = Record(workload, teams=teams)
         self._is_as_recorded = workload.is_recorded
@@ -93,7 +96,9 @@ class Replay:
             if over or not self._is_as_recorded:
                 over = [*self._under_maintenance(over, now), *over]
             if over or (self.cluster.pending and not self._is_as_recorded):
-                self._commit(self._with_dispatch(over, now), now)
+                changes = self._with_dispatch(over, now)
+                if changes:  # where nothing is decided, the record does not go on
+                    self._commit(changes, now)
 
     def _under_maintenance(self, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the preemptions by windows that are open, but for leases that these changes end or limit."""
@@ -111,7 +116,10 @@ class Replay:
 
     def _play(self, batch: EventBatch) -> None:
         now, before = batch.at, len(self.record.changes)
-        changes = [change for event in batch.external for change in changes_of(event, self._courses, now)]
+        events = batch.external
+        if self.record.teams is not None:
+            events = [event for event in events if not isinstance(event, TeamsChanged)]
+        changes = [change for event in events for change in changes_of(event, self._courses, now)]
         if batch.expires or not self._is_as_recorded:
             changes = [*self._under_maintenance(changes, now), *changes]
         if changes or not (batch.external or batch.arrivals or not self.cluster.pending):
@@ -142,6 +150,11 @@ class Replay:
             by = lease.preempted_by
             if by not in self.cluster.pending and not is_window(by) and job_id_of(by) == job_id:
                 self.cluster.apply(Preempting(lease_id, lease.fencing_token, name, lease.preempt_until, now))
+        if failed := in_order(self.cluster.failed_starts):
+            self.cluster.failed_starts = by_lease(
+                replace(entry, lease_id=name) if job_id_of(entry.lease_id) == job_id else entry
+                for entry in failed
+            )
 
     def _apply(self, changes: list[Change], dispatches: bool, now: float) -> None:
         """Make external changes, then look at the queue."""
@@ -150,11 +163,6 @@ class Replay:
             changes = []
         self._commit(self._with_dispatch(changes, now) if dispatches else changes, now)
 
-        if failed := in_order(self.cluster.failed_starts):
-            self.cluster.failed_starts = by_lease(
-                replace(entry, lease_id=name) if job_id_of(entry.lease_id) == job_id else entry
-                for entry in failed
-            )
     def _arrive(self, batch: EventBatch) -> None:
         """Allocate as the manager does: at once while the queue is empty, then all together through it."""
         now = batch.at

@@ -337,8 +337,8 @@ def _mean_wait(result: dict[str, Any], has_guarantee: bool) -> float | None:
         for team in result["summary"]["teams"].values()
         if (team["guaranteed"] != "0") == has_guarantee and team["mean_wait_s"] is not None
     ]
-    jobs = sum(team["jobs"] for team in teams)
-    return sum(team["mean_wait_s"] * team["jobs"] for team in teams) / jobs if jobs else None
+    jobs = sum(team["started"] for team in teams)
+    return sum(team["mean_wait_s"] * team["started"] for team in teams) / jobs if jobs else None
 
 
 def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:

@@ -174,6 +174,13 @@ class Workload:
         )
         return [*self.start.nodes, *came]
 
+    @property
+    def last_nodes(self) -> Sequence[Node]:
+        """The servers that exist at the end."""
+        external = (event for batch in reversed(self.batches) for event in reversed(batch.external))
+        changed = (event.nodes for event in external if isinstance(event, changes.InventoryChanged))
+        return next(changed, self.start.nodes)
+
 
 def read_workload(nodes_path: Path, jobs_path: Path, *, split_large_jobs: bool = False) -> Workload:
     """Return a user's own workload, from CSV files or JSON (a list of objects, or one object a line).

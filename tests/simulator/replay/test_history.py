@@ -280,6 +280,26 @@ def test_gpus_of_a_watched_server_are_free_once_they_were_clean() -> None:
     now[0] = 20.0
     manager.submit("y", 4, 1)
     now[0] = 50.0
+def test_rules_that_are_given_replace_all_that_were_recorded() -> None:
+    """Also those that say nothing: nobody is preempted."""
+    workload = workload_of(with_a_preemption(), "history")
+    record = Replay(workload, get_policy("first_fit"), get_order("fifo"), Teams()).run()
+    assert (record.job_runs["long"].parts, record.job_runs["owed"].started_at) == ([], 245.0)
+    assert metrics.summarise(record)["preemptions"] == 0
+
+
+def test_guarantees_are_checked_against_the_last_servers_of_a_history(tmp_path: Path) -> None:
+    manager, _ = preempting_manager()
+    redefine(manager, nodes=[node(name, 4, 64) for name in "no"])
+    write_file(collect(manager), tmp_path / "history.jsonl")
+    teams = tmp_path / "teams.toml"
+    teams.write_text("[teams.a]\nguaranteed = 8\n")
+    arguments = ["replay", "--history", str(tmp_path / "history.jsonl"), "--teams", str(teams)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    teams.write_text("[teams.a]\nguaranteed = 9\n")
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
     manager.release("x", outcome="SUCCESS")
     now[0] = 57.0
     manager.commit(clean)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.placement.policies import get_policy
-from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.queue.orders import STARVATION_LIMIT_S, get_order
 from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.replay import Replay
-from simulator.replay.workload import read_workload
+from simulator.replay.verdict import by_team
+from simulator.replay.workload import EventBatch, Job, Workload, read_workload
+from tests.builders import nodes
 
 JOBS = """job,submit_s,runtime_s,gpus,team
 long,0,36000,4,b
@@ -75,3 +80,65 @@ def test_a_wrong_teams_file_is_one_line_and_writes_nothing(trace: tuple[Path, Pa
     assert done.output.count("\n") == 1
     assert "teams.toml:2:1: " in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_preemption_alone_is_a_rule_that_is_compared(trace: tuple[Path, Path], tmp_path: Path) -> None:
+    """It serves priorities inside a team; without it, that file says nothing."""
+    teams = tmp_path / "teams.toml"
+    teams.write_text("preemption = true\n")
+    done = compare(trace, teams, "--workers", "1", "--json")
+    assert done.exit_code == 0, done.output
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["preemption"], list(run["teams"])) for run in runs] == [
+        (False, [metrics.THE_REST]),
+        (True, [metrics.THE_REST]),
+    ]
+
+
+def started_at(rules: Teams, *jobs: tuple[Request, float, float], order: str = "fifo") -> dict[str, float]:
+    """Return when each (request, submission, runtime) last started, on one server of four GPUs."""
+    batches = (EventBatch(at, arrivals=[Job(request, at, runtime_s)]) for request, at, runtime_s in jobs)
+    workload = Workload("made", ClusterState(nodes("n", 4)).snapshot(), tuple(batches))
+    runs = Replay(workload, get_policy("first_fit"), get_order(order), rules).run().job_runs
+    return {name: run.started_at for name, run in runs.items() if run.started_at is not None}
+
+
+def test_the_queue_is_looked_at_when_a_team_s_own_minimum_runtime_is_over() -> None:
+    rules = replace(RULES, teams=(*RULES.teams, Team("b", min_runtime_s=3600.0)))
+    long, owed = Request("long", 4, team="b"), Request("owed", 4, team="a")
+    assert started_at(rules, (long, 0.0, 36000.0), (owed, 10.0, 600.0))["owed"] == 3600.0
+
+
+def test_the_queue_is_looked_at_when_a_request_s_own_delay_is_over() -> None:
+    long, owed = Request("long", 4, team="b"), Request("owed", 4, team="a", preemption_delay_s=45.0)
+    assert started_at(RULES, (long, 0.0, 36000.0), (owed, 700.0, 600.0))["owed"] == 745.0
+
+
+def test_the_queue_is_looked_at_when_a_request_has_waited_for_a_day() -> None:
+    """Until then `big`, which is shorter, comes first and keeps free what it cannot use."""
+    jobs = (
+        (Request("run", 2), 0.0, 300_000.0),
+        (Request("ends", 2), 0.0, 10_000.0),
+        (Request("older", 1, expected_runtime_s=900.0), 0.0, 900.0),
+        (Request("old", 1, expected_runtime_s=900.0), 1.0, 900.0),
+        (Request("big", 4, expected_runtime_s=10.0), 2.0, 10.0),
+    )
+    starts = started_at(Teams(), *jobs, order="srtf")
+    limits = [STARVATION_LIMIT_S, 1.0 + STARVATION_LIMIT_S]
+    assert [starts["older"], starts["old"]] == pytest.approx(limits, rel=1e-9)
+
+
+def of_teams(preemption: bool, **waits: tuple[int, int, float]) -> dict[str, Any]:
+    """Return a result in which each team has (jobs, jobs that started, mean wait) and a guarantee."""
+    case = {"name": str(preemption), "policy": "p", "order": "o", "preemption": preemption}
+    teams = {
+        name: {"guaranteed": "1", "jobs": jobs, "started": started, "mean_wait_s": wait_s}
+        for name, (jobs, started, wait_s) in waits.items()
+    }
+    return {"case": case, "summary": {"preemptions": 0, "lost_gpu_s": 0.0, "teams": teams}}
+
+
+def test_the_mean_wait_of_several_teams_is_that_of_the_jobs_that_started() -> None:
+    before, now = of_teams(False, a=(1000, 1, 36000.0), b=(3, 3, 0.0)), of_teams(True, a=(9, 9, 60.0))
+    [line] = by_team([before, now])
+    assert "teams with a guarantee wait 60 s instead of 2.5 hours on average" in line
