@@ -11,7 +11,10 @@ from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster after all events of one time; servers may be added and removed."""
+    """The cluster after all events of one time; servers may be added and removed.
+
+    Used is what leases cover. A closed GPU, or one that is being cleaned, is neither used nor free.
+    """
 
     at: float
     used_milli: int
@@ -20,6 +23,7 @@ class Sample:
     fragmented_milli: float
     gpu_milli: int
     nodes: int
+    free_milli: int
 
 
 class Sampler:
@@ -28,8 +32,8 @@ class Sampler:
     def __init__(self, samples: list[Sample], fragmentation: Fragmentation) -> None:
         self._samples = samples
         self._fragmentation = fragmentation
-        self._of_node: list[tuple[int, int, float, int]] = []
-        """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
+        self._of_node: list[tuple[int, int, float, int, int]] = []
+        """Used milli, busy flag (0 or 1), fragmented, total and free milli of each node, as last sampled."""
         self._totals: list[float] = []
         self._mark = -1
 
@@ -37,19 +41,24 @@ class Sampler:
         """Add the sample of this time, in place of an earlier one of it."""
         changed = cluster.changed_since(self._mark) if self._mark >= 0 else None
         if changed is None:
-            self._of_node = [(0, 0, 0.0, 0)] * len(cluster.nodes)
-            self._totals = [0, 0, 0.0, 0]
+            self._of_node = [(0, 0, 0.0, 0, 0)] * len(cluster.nodes)
+            self._totals = [0, 0, 0.0, 0, 0]
             changed = list(range(len(cluster.nodes)))
         self._mark = cluster.mark
         for index in set(changed):
             node = cluster.nodes[index]
             milli = MILLI_PER_GPU * len(node.gpu_free)
-            used = milli - node.free_milli
-            figures = (used, int(bool(node.leases)), self._fragmentation.of_node(node), milli)
+            used = sum(
+                lease.request.gpu_milli * len(node.gpu_free.keys() & node.gpu_ids_of(member))
+                for lease in node.leases.values()
+                for member in lease.on(node.name)
+            )
+            lost = self._fragmentation.of_node(node)
+            figures = (used, int(bool(node.leases)), lost, milli, node.free_milli)
             for place, (new, old) in enumerate(zip(figures, self._of_node[index], strict=True)):
                 self._totals[place] += new - old
             self._of_node[index] = figures
-        used_milli, busy_nodes, fragmented_milli, gpu_milli = self._totals
+        used_milli, busy_nodes, fragmented_milli, gpu_milli, free_milli = self._totals
         sample = Sample(
             now,
             int(used_milli),
@@ -58,6 +67,7 @@ class Sampler:
             fragmented_milli,
             int(gpu_milli),
             len(cluster.nodes),
+            int(free_milli),
         )
         if self._samples and self._samples[-1].at == now:
             self._samples[-1] = sample

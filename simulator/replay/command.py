@@ -97,8 +97,7 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
         write_csv(curve, openb.CURVE_COLUMNS, rows)
     if output_dir is not None:
         write_csv(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
-        columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        result = {"case": head_of(case), "summary": summary, "curve": columns}
+        result = {"case": head_of(case), "summary": summary, "curve": openb.curve_of(rows)}
         write_report(f"Replay of {case.source.name}", result, output_dir)
     return summary
 
@@ -183,6 +182,8 @@ def report(summary: dict[str, Any], as_json: bool) -> None:
             if len(value) > MAX_SHOWN:
                 continue
             shown = ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, list))
+            if not shown:
+                continue
         else:
             shown = f"{value:,}" if isinstance(value, int | float) else str(value)
         click.echo(f"{name:<{width}}  {shown}")

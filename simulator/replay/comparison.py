@@ -120,11 +120,10 @@ def cases(
         in_rounds = is_round_policy(policy)
         for order in orders[:1] if has_no_order(source, policy) else orders:
             draws = source.kind == "openb" or (not in_rounds and takes_seed(get_policy(policy)))
-            is_ruled = bool(teams) and not has_no_order(source, policy)
-            preempts = (False, True) if is_ruled and load_teams(teams).preemption else (False,)
-            own = (teams if is_ruled else "", checkpoint_s)
+            rules = "" if has_no_order(source, policy) else teams
+            preempts = (False, True) if rules and load_teams(rules).preemption else (False,)
             found += [
-                Case(source, policy, order, seed, quotas, solver, own[0], preemption, own[1])
+                Case(source, policy, order, seed, quotas, solver, rules, preemption, checkpoint_s)
                 for preemption in preempts
                 for seed in (seeds if draws else seeds[:1])
             ]
@@ -215,8 +214,7 @@ def run_case(case: Case) -> dict[str, Any]:
     if case.source.kind == "openb":
         trace = _read_openb(*case.source.paths, case.seed)
         summary, rows = openb.replay(trace, case.policy, case.seed)
-        columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        return {"case": head, "summary": summary, "curve": columns}
+        return {"case": head, "summary": summary, "curve": openb.curve_of(rows)}
     if is_round_policy(case.policy):
         rounds = rounds_of(case.source, case.policy, case.solver)
         rounds.run()

@@ -36,7 +36,7 @@ def curve_data(record: Record) -> dict[str, Any]:
         "waits_s": _some(waits),
         "jct_s": _some(completions),
         "ftf": _some(sorted(fairness(record).values())),
-        "heat": {"nodes": nodes, "shares": shares, "start_s": 0.0, "end_s": end - start},
+        "heat": {"nodes": nodes, "shares": shares, "end_s": end - start},
     }
 
 

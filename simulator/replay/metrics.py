@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, Placement
+from resource_manager.core.team_ledger import milli_of
 from simulator.replay.cluster_samples import Sample
 from simulator.replay.fairness import fairness_figures
 from simulator.replay.job_runs import JobRun, Record
@@ -67,7 +68,7 @@ def waits_of(started: Sequence[JobRun]) -> dict[str, list[float]]:
     teams = {job_run.job.request.team for job_run in started}
     for job_run in started:
         request = job_run.job.request
-        gpus = request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU
+        gpus = milli_of(request) / MILLI_PER_GPU
         size = next(name for most, name in SIZES if gpus <= most)
         for group in [size, f"team {request.team or '(none)'}"][: 1 + (len(teams) > 1)]:
             groups.setdefault(group, []).append(wait_s(job_run))
@@ -76,9 +77,7 @@ def waits_of(started: Sequence[JobRun]) -> dict[str, list[float]]:
 
 def lost_gpu_s(job_run: JobRun) -> float:
     """Return the GPU seconds that a job did over again, since it was preempted after its last checkpoint."""
-    request = job_run.job.request
-    gpus = request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU
-    return (job_run.ran_s - job_run.saved_s) * gpus
+    return (job_run.ran_s - job_run.saved_s) * milli_of(job_run.job.request) / MILLI_PER_GPU
 
 
 def _by_team(record: Record) -> dict[str, Any]:
@@ -96,8 +95,8 @@ def _by_team(record: Record) -> dict[str, Any]:
         waits = sorted(wait_s(job_run) for job_run in group if job_run.started_at is not None)
         found[name] = {
             "guaranteed": ruled.get(name, "0"),
-            "started": len(waits),
             "jobs": len(group),
+            "started": len(waits),
             "mean_wait_s": _rounded(mean(waits)),
             "p95_wait_s": _rounded(percentile(waits, 95)),
             "preempted": sum(job_run.preemptions for job_run in group),
@@ -136,13 +135,14 @@ def over_time(record: Record) -> dict[str, float | None]:
     used = _time_mean(samples, [sample.used_milli for sample in samples])
     busy = _time_mean(samples, [sample.busy_nodes for sample in samples])
     lost = _time_mean(samples, [sample.fragmented_milli for sample in samples])
+    free = _time_mean(samples, [sample.free_milli for sample in samples])
     queue = _time_mean(samples, [sample.pending for sample in samples])
     peak = max((s.used_milli / s.gpu_milli for s in samples if s.gpu_milli), default=0.0)
     return {
         "allocated_percent": _share(used, total),
         "peak_allocated_percent": _share(peak, 1.0) if total else None,
         "occupied_nodes_percent": _share(busy, nodes),
-        "frag_ratio_percent": _share(lost, total - used),
+        "frag_ratio_percent": _share(lost, free),
         "mean_queue_length": _rounded(queue),
     }
 
@@ -151,15 +151,15 @@ BINS = 60
 """Parts of equal length into which the time of a replay is divided for figures."""
 
 
-def binned(record: Record, bins: int = BINS) -> tuple[list[float], ...]:
+def binned(record: Record) -> tuple[list[float], ...]:
     """Return the begins of the bins in seconds from the first, and means: used and total milli, pending."""
     import numpy as np
 
     samples = record.samples
     if not samples:
         return [], [], [], []
-    at = np.array([sample.at for sample in samples])
-    edges = np.linspace(at[0], max(at[-1], at[0] + 1e-9), bins + 1)
+    at = np.array([sample.at for sample in samples]) - samples[0].at
+    edges = np.linspace(0.0, max(at[-1], 1e-9), BINS + 1)
 
     def means(values: Sequence[float]) -> list[float]:
         area = np.concatenate(([0.0], np.cumsum(np.array(values[:-1]) * np.diff(at))))
@@ -167,7 +167,7 @@ def binned(record: Record, bins: int = BINS) -> tuple[list[float], ...]:
         return found
 
     return (
-        (edges[:-1] - at[0]).tolist(),
+        edges[:-1].tolist(),
         means([sample.used_milli for sample in samples]),
         means([sample.gpu_milli for sample in samples]),
         means([sample.pending for sample in samples]),

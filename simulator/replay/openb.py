@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,10 +286,17 @@ def curve(
 
 CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", "frag_ratio_percent")
 
+CurveRow = tuple[int, float, float, float]
+
+
+def curve_of(rows: Sequence[CurveRow]) -> dict[str, list[float]]:
+    """Return the values of each column of a curve."""
+    return dict(zip(CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+
 
 def replay(
     trace: Trace, policy_name: str, seed: int, progress: Progress = no_progress
-) -> tuple[dict[str, Any], list[tuple[int, float, float, float]]]:
+) -> tuple[dict[str, Any], list[CurveRow]]:
     """Return summary and curve of one policy over the trace; both percentages are those of the last row."""
     fragmentation = Fragmentation.of(trace.pods, CPU_MILLI.cpu_name)
     from simulator.replay import compiled_placement  # numba takes half a second to import

@@ -116,7 +116,7 @@ class FixedRounds:
         """Give each job what the policy says: first release what is lost, then place what is new."""
         gpus = self.leases.gpus
         able = [job for job in self._active if self.leases.could_fit(job)]
-        chosen = fitting(self._policy.rank(able, gpus, now), gpus)
+        chosen = fitting(self._policy.rank(able, gpus, now), gpus) if able else []
         counts = {job: count for job, count, runs in chosen if runs}
         for job in self._active:
             if job.servers and counts.get(job) != job.allocated:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics
 from simulator.replay.cluster_samples import Sample
@@ -14,7 +14,7 @@ from simulator.replay.curves import curve_data
 from simulator.replay.fairness import fairness, fairness_figures
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Job as Arrival
-from simulator.replay.workload import Workload
+from simulator.replay.workload import Part, Workload
 from simulator.rounds.job import Job
 from simulator.rounds.leases import Leases
 
@@ -64,9 +64,7 @@ def record_of(rounds: Rounds) -> Record:
     """Return the record: what is sampled are GPUs and servers in use and jobs without GPUs."""
     record = Record(Workload("rounds", rounds.leases.cluster.snapshot(), ()))
     for job in rounds.jobs:
-        arrival = Arrival(Request(job.name), job.arrival_s, job.exclusive_s or 0.0)
-        cancelled = job.cancelled_at is not None and not job.spans
-        record.job_runs[job.name] = JobRun(arrival, job.started_at, job.ended_at, cancelled=cancelled)
+        record.job_runs[job.name] = _run_of(job)
     states = rounds.leases.cluster.nodes
     milli = MILLI_PER_GPU * sum(len(state.gpu_free) for state in states)
     busy: Counter[str] = Counter()
@@ -77,12 +75,27 @@ def record_of(rounds: Rounds) -> Record:
         for server in set(step.servers):
             busy[server] += step.sign
         busy_nodes = sum(count > 0 for count in busy.values())
-        sample = Sample(step.at, round(MILLI_PER_GPU * used), busy_nodes, pending, 0.0, milli, len(states))
+        taken, free = round(MILLI_PER_GPU * used), milli - round(MILLI_PER_GPU * used)
+        sample = Sample(step.at, taken, busy_nodes, pending, 0.0, milli, len(states), free)
         if record.samples and record.samples[-1].at == step.at:
             record.samples[-1] = sample
         else:
             record.samples.append(sample)
     return record
+
+
+def _run_of(job: Job) -> JobRun:
+    """Return what happened to a job: each time on GPUs was a lease, after the last of which it may wait."""
+    request, spans = Request(job.name), [*job.spans]
+    has_left = job.ended_at is not None or (spans and spans[-1].end == job.cancelled_at)
+    last = spans.pop() if spans and (has_left or job.servers) else None
+    return JobRun(
+        Arrival(request, job.arrival_s, job.exclusive_s or 0.0),
+        None if last is None else last.begin,
+        job.ended_at,
+        cancelled=job.cancelled_at is not None and not job.spans,
+        parts=[Part(Lease(request, (), 0, span.begin), ended_at=span.end) for span in spans],
+    )
 
 
 class _Step(NamedTuple):
@@ -110,7 +123,7 @@ def summarise(rounds: Rounds) -> dict[str, Any]:
     """Return the figures of a replay of any workload, and those that only rounds have."""
     record = record_of(rounds)
     found = {**metrics.summarise(record), **figures(rounds)}
-    for key in ("frag_ratio_percent", "stated_runtimes"):  # not measured, not used
+    for key in ("frag_ratio_percent", "stated_runtimes", "waits_of"):  # not measured, not used, not by size
         found.pop(key)
     return found
 
@@ -129,15 +142,15 @@ def _heat(rounds: Rounds, record: Record) -> dict[str, Any]:
 
     start, end = (record.samples[0].at, record.samples[-1].at) if record.samples else (0.0, 0.0)
     sizes = {state.name: max(len(state.gpu_free), 1) for state in rounds.leases.cluster.nodes}
-    edges = np.linspace(start, max(end, start + 1e-9), metrics.BINS + 1)
+    edges = np.linspace(0.0, max(end - start, 1e-9), metrics.BINS + 1)
     used = {name: np.zeros(metrics.BINS) for name in sizes}
     for job in rounds.jobs:
         for span in job.spans:
-            overlap = np.minimum(edges[1:], span.end) - np.maximum(edges[:-1], span.begin)
+            overlap = np.minimum(edges[1:], span.end - start) - np.maximum(edges[:-1], span.begin - start)
             for name, count in Counter(span.servers).items():
                 used[name] += np.clip(overlap, 0, None) * (span.gpus * count / len(span.servers))
     shares = [(used[name] / (edges[1:] - edges[:-1]) / size).tolist() for name, size in sizes.items()]
-    return {"nodes": list(sizes), "shares": shares, "start_s": 0.0, "end_s": end - start}
+    return {"nodes": list(sizes), "shares": shares, "end_s": end - start}
 
 
 JOB_COLUMNS = (

@@ -19,15 +19,20 @@ from simulator.rounds.policies.base import RoundPolicy
 
 @dataclass(slots=True, eq=False)
 class TimedJob(RunningJob):
-    """A job that needs its GPUs for so many seconds; a step is one second."""
+    """A job that needs its GPUs for so many seconds; a step is one second.
+
+    One that did not end in its record is taken to need them for as long as that went on.
+    """
 
     request: Request = field(kw_only=True)
     runtime_s: float = field(kw_only=True)
+    stay_s: float = field(kw_only=True)
+    """How long policies take it to need them in all."""
     done_s: float = 0.0
 
     @property
     def steps_left(self) -> float:
-        return self.runtime_s - self.done_s
+        return self.stay_s - self.done_s
 
     @property
     def rate(self) -> float:
@@ -48,7 +53,7 @@ class TimedJob(RunningJob):
         return 1.0
 
     def advance(self, seconds: int) -> float | None:
-        left = self.steps_left
+        left = self.runtime_s - self.done_s
         self.done_s += min(seconds, left)
         return left if left <= seconds else None
 
@@ -59,6 +64,8 @@ def timed_rounds(workload: Workload, policy: RoundPolicy) -> FixedRounds:
     What was recorded as running or pending at first arrives then. A job that was still running when the
     recording ended leaves at that time.
     """
+    times = [*(batch.at for batch in workload.batches), *(job.submitted_at for job in workload.jobs)]
+    end = max(times, default=0.0)
     jobs = [
         TimedJob(
             job.request.lease_id,
@@ -66,6 +73,7 @@ def timed_rounds(workload: Workload, policy: RoundPolicy) -> FixedRounds:
             gpus_of(job.request),
             request=job.request,
             runtime_s=job.runtime_s,
+            stay_s=end - job.submitted_at if job.runtime_s == math.inf else job.runtime_s,
         )
         for job in workload.jobs
     ]
@@ -75,9 +83,7 @@ def timed_rounds(workload: Workload, policy: RoundPolicy) -> FixedRounds:
         for event in batch.external
         if isinstance(event, ServerChange | Cancelled)
     ]
-    if workload.batches:
-        end = workload.batches[-1].at
-        external += [Cancelled(job.name, end) for job in jobs if job.runtime_s == math.inf]
+    external += [Cancelled(job.name, end) for job in jobs if job.runtime_s == math.inf]
     cluster = ClusterState.from_snapshot(
         replace(workload.start, leases=(), remainders=(), pending=(), watched=(), cleaning=())
     )

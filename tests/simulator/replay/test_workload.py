@@ -7,12 +7,13 @@ import gzip
 import json
 import math
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from resource_manager.core.changes import Cancelled, InventoryChanged, Released
+from resource_manager.core.changes import Cancelled, GpuClosed, InventoryChanged, Released
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
@@ -117,17 +118,35 @@ def test_the_summary_gives_the_figures_computed_by_hand(tmp_path: Path) -> None:
     assert summary["occupied_nodes_percent"] == pytest.approx(100 * (110 + 50 + 20) / 240, abs=0.01)
 
 
-def test_fragmentation_is_a_share_of_the_idle_capacity(tmp_path: Path) -> None:
-    """Of three GPUs one is used for 10 s, then two for 10 s; 900 milli of the idle capacity is fragmented."""
+def test_fragmentation_is_a_share_of_the_free_capacity(tmp_path: Path) -> None:
+    """Of four GPUs one is closed, one is used for 10 s, then two; 900 milli of the free are of no use."""
     record = play(tmp_path, "fifo")
     record.samples = [
-        Sample(0, 1000, 1, 4, 900, 3000, 2),
-        Sample(10, 2000, 1, 2, 900, 3000, 2),
-        Sample(20, 0, 0, 0, 0, 3000, 2),
+        Sample(0, 1000, 1, 4, 900, 4000, 2, 2000),
+        Sample(10, 2000, 1, 2, 900, 4000, 2, 1000),
+        Sample(20, 0, 0, 0, 0, 4000, 2, 3000),
     ]
     figures = metrics.over_time(record)
     assert figures["frag_ratio_percent"] == 60.0
     assert figures["mean_queue_length"] == 3
+
+
+def test_a_closed_gpu_is_neither_used_nor_free(tmp_path: Path) -> None:
+    """Of the three GPUs one is closed, one runs x, and one is free."""
+    workload = read_workload(*files(tmp_path))
+    closed = GpuClosed("a", 0, "", "xid 79", 0.0)
+    batches = (EventBatch(0.0, external=[closed], arrivals=[Job(Request("x", 1), 0.0, 10.0)]),)
+    record = Replay(replace(workload, batches=batches), first_fit, get_order("fifo")).run()
+    sample = record.samples[0]
+    assert (sample.used_milli, sample.free_milli, sample.gpu_milli) == (1000, 1000, 3000)
+    figures = metrics.over_time(record)
+    assert (figures["allocated_percent"], figures["frag_ratio_percent"]) == (33.33, 0.0)
+
+
+def test_a_record_of_one_time_of_day_is_drawn(tmp_path: Path) -> None:
+    record = play(tmp_path, "fifo")
+    record.samples = [Sample(1.76e9, 1000, 1, 4, 900, 3000, 2, 2000)]
+    assert all(map(math.isfinite, chain(*metrics.binned(record))))
 
 
 def test_percentages_refer_to_the_servers_present_at_the_time(tmp_path: Path) -> None:
@@ -192,9 +211,10 @@ def test_json_is_the_same_workload(tmp_path: Path) -> None:
         assert (found.start, found.batches) == (expected.start, expected.batches)
 
 
-def replay(folder: Path, *more: str) -> Result:
+def replay(folder: Path, *more: str, as_json: bool = True) -> Result:
     arguments = ["replay", "--trace", "csv", "--nodes", str(folder / "nodes.csv")]
-    return CliRunner().invoke(main, [*arguments, "--jobs", str(folder / "jobs.csv"), "--json", *more])
+    arguments += ["--jobs", str(folder / "jobs.csv"), *(["--json"] if as_json else [])]
+    return CliRunner().invoke(main, [*arguments, *more])
 
 
 def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
@@ -316,6 +336,12 @@ def test_a_name_that_cannot_be_written_is_refused(tmp_path: Path, kind: str, pla
         read_workload(nodes, trace)
     trace.write_text(trace.read_text().replace(r"\ud800", r"\ud83d\ude00"))
     assert [job.request.lease_id for job in read_workload(nodes, trace).jobs] == ["😀"]
+
+
+def test_people_read_a_value_in_each_line(tmp_path: Path) -> None:
+    files(tmp_path)
+    lines = replay(tmp_path, as_json=False).stdout.splitlines()
+    assert [line for line in lines if len(line.split()) < 2] == []
 
 
 def test_servers_without_gpus_have_a_page(tmp_path: Path) -> None:

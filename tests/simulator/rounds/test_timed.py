@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
+from simulator.replay import metrics
 from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Workload
 from simulator.rounds.fixed_rounds import RESTART_S, ROUND_S, FixedRounds
 from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
-from simulator.rounds.record import record_of, summarise
+from simulator.rounds.record import curves, record_of, summarise
 from simulator.rounds.studies import study_workload
 from simulator.rounds.timed import timed_rounds
 from tests.builders import node
@@ -76,6 +78,20 @@ def test_a_job_that_lost_its_gpus_goes_on_where_it_was() -> None:
     assert (a.preemptions, b.preemptions) == (2, 1)
     assert a.ended_at == 60 + 2 * 2 * ROUND_S + ROUND_S
     assert b.ended_at == 60 + 4 * ROUND_S
+    waits = [metrics.wait_s(job_run) for job_run in record_of(rounds).job_runs.values()]
+    assert waits == [60 + 2 * ROUND_S, 60 + 2 * ROUND_S]
+    summary = summarise(rounds)
+    assert (summary["mean_wait_s"], summary["started"]) == (180.0, 2)
+    assert "waits_of" not in summary
+
+
+@pytest.mark.parametrize(("at", "started_at"), [(90, 60), (150, None)])
+def test_a_job_that_is_cancelled_while_it_waits_again_counts_in_no_wait(
+    at: int, started_at: int | None
+) -> None:
+    batches = [arrival(0, ("a", 4, 90.0), ("b", 4, 60.0)), EventBatch(at, external=[Cancelled("a", at)])]
+    a = record_of(run(workload(*batches), "gandiva_fair")).job_runs["a"]
+    assert (a.started_at, a.first_started_at, a.ended_at) == (started_at, 60, None)
 
 
 def test_a_request_stays_on_one_server() -> None:
@@ -87,14 +103,16 @@ def test_a_request_stays_on_one_server() -> None:
     assert wide.started_at == 240
 
 
-def test_a_drained_server_and_a_cancelled_job_are_heeded() -> None:
+@pytest.mark.parametrize("policy", RIGID)
+def test_a_drained_server_and_a_cancelled_job_are_heeded(policy: str) -> None:
+    """Before it is open again, there is nobody to rank."""
     batches = [
         EventBatch(0, external=[Drained("n", 0.0, "closed")]),
         arrival(60, ("a", 4, 60.0), ("b", 4, 60.0)),
         EventBatch(600, external=[Cancelled("b", 600.0)]),
         EventBatch(900, external=[Resumed("n", 900.0)]),
     ]
-    rounds = run(workload(*batches))
+    rounds = run(workload(*batches), policy)
     a, b = rounds.jobs
     assert a.started_at == 900
     assert b.spans == []
@@ -109,11 +127,20 @@ def test_what_never_fits_ends_the_replay() -> None:
     assert rounds.jobs[0].ended_at is None
 
 
-def test_a_job_without_a_recorded_end_leaves_with_the_record() -> None:
+@pytest.mark.parametrize("policy", RIGID)
+def test_a_job_without_a_recorded_end_leaves_with_the_record(policy: str) -> None:
     batches = [arrival(0, ("a", 4, math.inf)), arrival(600, ("b", 4, 60.0))]
-    a, b = run(workload(*batches)).jobs
-    assert a.ended_at is None
-    assert b.started_at == 600
+    a, b = run(workload(*batches), policy).jobs
+    assert (a.started_at, a.cancelled_at, a.ended_at) == (60, 600, None)
+    assert b.ended_at is not None
+
+
+def test_a_job_at_the_time_of_day_of_a_record_without_events_is_drawn() -> None:
+    """The record has no length, and is as far from 1970 as it is."""
+    made = replace(workload(), present=(Job(Request("a", 4), 1.76e9, math.inf),))
+    found = curves(run(made))
+    assert found["heat"]["end_s"] == 0.0
+    json.dumps(found, allow_nan=False)
 
 
 def test_fairness_is_measured_against_an_equal_share() -> None:
