@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from simulator.io.files import write_json, write_text
 from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.replay import comparison, options
+from simulator.replay.comparison import Source
 from simulator.replay.history import STORE_SCHEMES, read_history
 from simulator.replay.report import page_of, table_of, team_table
 from simulator.replay.verdict import by_team, cautions, findings, rows, verdict
+from simulator.rounds.policies import is_round_policy
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
@@ -74,10 +77,15 @@ def command(
     policies = policies or list(options.default_policies(given.trace))
     orders = orders or [options.default_order(given.history)]
     options.reject_unused_options(given, policies, orders)
-    with history_as_file(given.history, output_dir) as recorded:
+    if all(map(is_round_policy, policies)):
+        why = f"has no effect with {', '.join(policies)}: round policies rank all jobs in every round"
+        reject_given(options.TEAM_OPTIONS, why)
+    with history_as_file(given.history) as recorded:
         source = options.source_of(replace(given, history=recorded))
         seeds = seeds_of(seeds, options.seed_of(source, seed))
         comparison.check(source, policies, orders, seeds, given.solver, given.teams)
+        if output_dir is not None and recorded != given.history:
+            source = copied(source, output_dir / "runs")
         rules = (given.quotas, given.solver, given.teams, given.checkpoint_s)
         cases = comparison.cases(source, policies, orders, seeds, *rules)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
@@ -117,14 +125,20 @@ def command(
 
 
 @contextmanager
-def history_as_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
+def history_as_file(history: str | None) -> Iterator[str | None]:
     """Yield the history as a file: a store may keep changing, and all runs must read the same history."""
     if history is None or not history.startswith(STORE_SCHEMES):
         yield history
         return
     with tempfile.TemporaryDirectory(prefix="history-") as folder:
-        recorded = read_history(history)  # one that cannot be read leaves no folder
-        path = (output_dir or Path(folder)) / "history.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(recorded, path)
+        path = Path(folder) / "history.jsonl"
+        write_file(read_history(history), path)
         yield str(path)
+
+
+def copied(source: Source, folder: Path) -> Source:
+    """Return the source of a copy of its one file in that folder, which processes elsewhere may read, too."""
+    path = folder / Path(source.paths[0]).name
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source.paths[0], path)
+    return replace(source, paths=(str(path),))

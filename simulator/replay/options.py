@@ -63,7 +63,10 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
         ),
         click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
         click.option(
-            "--teams", type=click.Path(), default="", help="Teams file: guarantees, limits, preemption."
+            "--teams",
+            type=click.Path(),
+            default="",
+            help="Teams file, in place of recorded rules: guarantees, limits, preemption, not max_runtime.",
         ),
         click.option(
             "--checkpoint-every",
@@ -130,6 +133,8 @@ def reject_unused_options(given: WorkloadOptions, policies: Sequence[str], order
         reject_given(("checkpoint_s",), "applies only to --teams and --history: else nothing is preempted")
     if not any(order.startswith("fair_share") for order in orders):
         reject_given(("quotas",), "applies only to the order fair_share")
+    if given.teams:
+        reject_given(("quotas",), "has no effect with --teams: the weights of the teams are the quotas there")
     if not any(map(may_solve, policies)):
         solving = ", ".join(filter(may_solve, ROUND_POLICIES))
         reject_given(("solver",), f"applies only to policies that solve: {solving}")

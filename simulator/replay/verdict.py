@@ -36,8 +36,9 @@ NOTICEABLE_POINTS = 2
 
 Row = dict[str, Any]
 
-
-PREEMPTION = "preemption = true in the teams file"
+OF_TEAMS = " in the teams file"
+PREEMPTION = f"preemption = true{OF_TEAMS}"
+WEIGHTS = f"for each team weight = its quota{OF_TEAMS}"
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
@@ -85,7 +86,8 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     if not first["jobs"]:
         return [f"There is no job in this {_workload(results)}, so there is nothing to compare."]
     if "mean_wait_s" not in first:
-        return [f"No job starts under {first['name']}: every request is larger than what is open."]
+        why = "each request is too large for what is open, or over a limit of its team"
+        return [f"No job starts under {first['name']}: {why}."]
     if len(table) == 1:
         used = first.get("allocated_percent")  # none without GPUs
         in_use = "" if used is None else f"; {used:.0f} % of the GPUs are in use over time"
@@ -143,7 +145,7 @@ def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str
             group
             for group, change in changes.items()
             if sign * change >= max(NO_WAIT_S, SAME_WAIT * before[group])
-            and is_above(*(_of_seeds(waits[group]) for waits in both[::sign]))
+            and is_above(*([wait_s for _, wait_s in waits[group]] for waits in both[::sign]))
         ]
         groups.sort(key=lambda group: -abs(changes[group]))
         who = [f"{group} ({instead_of(now[group], before[group])})" for group in groups]
@@ -163,10 +165,6 @@ def _group_waits(results: Sequence[dict[str, Any]], name: str) -> dict[str, list
 
 def _mean(seeds: Sequence[tuple[float, float]]) -> float:
     return sum(jobs * wait_s for jobs, wait_s in seeds) / sum(jobs for jobs, _ in seeds)
-
-
-def _of_seeds(seeds: Sequence[tuple[float, float]]) -> list[float]:
-    return [wait_s for _, wait_s in seeds]
 
 
 def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -301,13 +299,15 @@ def _changes(results: Sequence[dict[str, Any]], name: str) -> list[str]:
     """Return what makes a live manager, set as in the first run, work as in that one."""
     first, other = results[0]["case"], next(r["case"] for r in results if r["case"]["name"] == name)
     found = [f'{key} = "{other[key]}"' for key in ("policy", "order") if other[key] != first[key]]
+    if other.get("quotas") and "fair_share" in other["order"] and "fair_share" not in first["order"]:
+        found.append(WEIGHTS)
     return found if other.get("preemption") == first.get("preemption") else [*found, PREEMPTION]
 
 
 def _in_words(changes: Sequence[str]) -> str:
-    settings = " and ".join(change for change in changes if change != PREEMPTION)
+    settings = " and ".join(change for change in changes if not change.endswith(OF_TEAMS))
     parts = [f"{settings} in [cluster] and apply it"] if settings else []
-    return " and ".join([*parts, *(change for change in changes if change == PREEMPTION)])
+    return " and ".join([*parts, *(change for change in changes if change.endswith(OF_TEAMS))])
 
 
 def by_team(results: Sequence[dict[str, Any]]) -> list[str]:

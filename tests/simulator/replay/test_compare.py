@@ -265,6 +265,20 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
     ]
 
 
+def test_quotas_are_weights_of_the_teams_file_in_a_manager() -> None:
+    """Nothing is said of them where they were in force before, too."""
+    shared = timed("first_fit, fair_share", mean_wait_s=600.0)
+    shared["case"]["quotas"] = (("a", 0.9), ("b", 0.1))
+    assert verdict.verdict([timed("first_fit, fifo"), shared])[-1] == (
+        'To do so, set order = "fair_share" in [cluster] and apply it and for each team weight = its quota '
+        "in the teams file."
+    )
+    before = timed("fgd, fair_share", mean_wait_s=7200.0)
+    assert verdict.verdict([before, shared])[-1] == (
+        'To do so, set policy = "first_fit" in [cluster] and apply it.'
+    )
+
+
 def test_no_change_is_advised_where_the_intervals_over_the_seeds_overlap() -> None:
     first = [timed("random, fifo", mean_wait_s=wait) for wait in (7000.0, 7400.0)]
     unsure = [timed("random, sjf", mean_wait_s=wait) for wait in (2000.0, 7000.0)]
@@ -374,6 +388,18 @@ def test_more_runs_than_heat_maps_are_announced(own: Path) -> None:
         (["--seed", "1", "--seeds", "2-3"], "--seed is for one run; use either --seed or --seeds"),
         (["--dask", "tcp://there:1"], "--workers sets the number of local processes; it cannot be used with"),
         (["--quotas", "red=1"], "--quotas applies only to the order fair_share"),
+        (
+            ["--orders", "fair_share", "--quotas", "red=1", "--teams", "t.toml"],
+            "--quotas has no effect with --teams: the weights of the teams are the quotas there",
+        ),
+        (
+            ["--policies", "tiresias,gandiva_fair", "--teams", "t.toml"],
+            "--teams has no effect with tiresias, gandiva_fair: round policies rank all jobs in every round",
+        ),
+        (
+            ["--policies", "tiresias", "--checkpoint-every", "9", "--teams", "t.toml"],
+            "has no effect with tiresias: round policies rank",
+        ),
         (["--data", "there"], "--data cannot be used with --trace csv"),
         (["--quotas", "red=2"], "is not a list of shares"),
     ],

@@ -158,6 +158,20 @@ def test_a_comparison_on_a_store_leaves_no_temporary_copy(
     assert list(temporary_files.iterdir()) == []
 
 
+def test_the_copy_of_a_store_s_history_replaces_no_file_of_the_folder(tmp_path: Path, redis_url: str) -> None:
+    """It lies beside the runs, and is there only once all names are right."""
+    record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
+    archive = tmp_path / "history.jsonl"
+    archive.write_text("of a year")
+    options = ["compare", "--history", redis_url, "--workers", "1", "--output-dir", str(tmp_path)]
+    wrong = CliRunner().invoke(main, [*options, "--policies", "worst"])
+    assert (wrong.exit_code, (tmp_path / "runs").exists()) == (2, False)
+    done = CliRunner().invoke(main, [*options, "--policies", "first_fit"])
+    assert done.exit_code == 0, done.output
+    assert archive.read_text() == "of a year"
+    assert (tmp_path / "runs" / "history.jsonl").read_text() == (tmp_path / "same.jsonl").read_text()
+
+
 def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     record("memory://", "first_fit", "fifo", path)
@@ -266,20 +280,6 @@ def test_a_job_that_is_not_preempted_in_the_replay_runs_on() -> None:
     assert (runs["owed"].started_at, runs["owed"].ended_at) == (245.0, 300.0)
 
 
-def test_gpus_of_a_watched_server_are_free_once_they_were_clean() -> None:
-    """A lease that ends at another time than it did leaves them dirty for as long."""
-    manager, now = preempting_manager()
-
-    def clean(cluster: ClusterState, at: float) -> list[Change]:
-        entries = cluster.node("n").cleaning.values()
-        return [GpuCleaned("n", entry.gpu_id, entry.fencing_token, at) for entry in entries]
-
-    manager.commit(lambda cluster, at: [AgentSeen("n", at)])
-    now[0] = 10.0
-    manager.submit("x", 4, 1)
-    now[0] = 20.0
-    manager.submit("y", 4, 1)
-    now[0] = 50.0
 def test_rules_that_are_given_replace_all_that_were_recorded() -> None:
     """Also those that say nothing: nobody is preempted."""
     workload = workload_of(with_a_preemption(), "history")
@@ -300,6 +300,20 @@ def test_guarantees_are_checked_against_the_last_servers_of_a_history(tmp_path: 
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
+def test_gpus_of_a_watched_server_are_free_once_they_were_clean() -> None:
+    """A lease that ends at another time than it did leaves them dirty for as long."""
+    manager, now = preempting_manager()
+
+    def clean(cluster: ClusterState, at: float) -> list[Change]:
+        entries = cluster.node("n").cleaning.values()
+        return [GpuCleaned("n", entry.gpu_id, entry.fencing_token, at) for entry in entries]
+
+    manager.commit(lambda cluster, at: [AgentSeen("n", at)])
+    now[0] = 10.0
+    manager.submit("x", 4, 1)
+    now[0] = 20.0
+    manager.submit("y", 4, 1)
+    now[0] = 50.0
     manager.release("x", outcome="SUCCESS")
     now[0] = 57.0
     manager.commit(clean)
@@ -310,6 +324,37 @@ def test_guarantees_are_checked_against_the_last_servers_of_a_history(tmp_path: 
     late = tuple(replace(batch, at=12.0) if batch.at == 10.0 else batch for batch in workload.batches)
     shifted = Replay(replace(workload, batches=late), get_policy("first_fit"), get_order("fifo")).run()
     assert (shifted.job_runs["x"].ended_at, shifted.job_runs["y"].started_at) == (52.0, 59.0)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_STARTED])
+def test_a_server_on_which_a_job_did_not_start_is_avoided_in_the_replay_too(outcome: Outcome) -> None:
+    """By the next request of its id, and by its own, which waits again."""
+    manager, now = preempting_manager(servers="no")
+    manager.submit("t", 4, 1)
+    now[0] = 10.0
+    manager.release("t", outcome=outcome, failed_nodes=["n"])
+    if outcome == Outcome.FAILED:
+        manager.submit("t", 4, 1)
+    workload = workload_of(collect(manager), "history")
+    record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(record) == []
+    [*_, tried_again] = record.job_runs.values()
+    assert [member.node for member in tried_again.members] == ["o"]
+
+
+def test_a_server_is_tried_again_once_it_is_no_longer_avoided() -> None:
+    """Ten minutes after the failed start, though nothing else happens at that time."""
+    manager, now = preempting_manager(servers="no")
+    for name, gpus in (("s", 1), ("u", 1), ("t", 2), ("long", 3)):
+        manager.submit(name, gpus, 1)
+        now[0] += 5.0
+    manager.release("t", outcome="FAILED", failed_nodes=["n"])
+    manager.submit("t", 2, 1)
+    now[0] = 5000.0
+    manager.release("long", outcome="SUCCESS")
+    workload = workload_of(collect(manager), "history")
+    runs = Replay(workload, get_policy("least_loaded"), get_order("fifo")).run().job_runs
+    assert [runs[name].started_at for name in ("t", "t#2")] == [10.0, 20.0 + AVOIDED_S]
 
 
 def test_a_job_before_a_server_was_added_is_placed_on_those_of_its_time() -> None:
@@ -346,37 +391,6 @@ def test_the_run_time_of_a_job_excludes_its_wait() -> None:
     changes = (Queued(request, 0.0, 1, 0.0), Granted(lease, 10.0), Released("waited", 1, 40.0))
     [job] = workload_of(History(ClusterState([node]).snapshot(), changes), "history").jobs
     assert (job.submitted_at, job.runtime_s) == (0.0, 30.0)
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_STARTED])
-def test_a_server_on_which_a_job_did_not_start_is_avoided_in_the_replay_too(outcome: Outcome) -> None:
-    """By the next request of its id, and by its own, which waits again."""
-    manager, now = preempting_manager(servers="no")
-    manager.submit("t", 4, 1)
-    now[0] = 10.0
-    manager.release("t", outcome=outcome, failed_nodes=["n"])
-    if outcome == Outcome.FAILED:
-        manager.submit("t", 4, 1)
-    workload = workload_of(collect(manager), "history")
-    record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
-    assert differences(record) == []
-    [*_, tried_again] = record.job_runs.values()
-    assert [member.node for member in tried_again.members] == ["o"]
-
-
-def test_a_server_is_tried_again_once_it_is_no_longer_avoided() -> None:
-    """Ten minutes after the failed start, though nothing else happens at that time."""
-    manager, now = preempting_manager(servers="no")
-    for name, gpus in (("s", 1), ("u", 1), ("t", 2), ("long", 3)):
-        manager.submit(name, gpus, 1)
-        now[0] += 5.0
-    manager.release("t", outcome="FAILED", failed_nodes=["n"])
-    manager.submit("t", 2, 1)
-    now[0] = 5000.0
-    manager.release("long", outcome="SUCCESS")
-    workload = workload_of(collect(manager), "history")
-    runs = Replay(workload, get_policy("least_loaded"), get_order("fifo")).run().job_runs
-    assert [runs[name].started_at for name in ("t", "t#2")] == [10.0, 20.0 + AVOIDED_S]
-
-
 
 
 def test_commits_of_one_time_stay_separate() -> None:
