@@ -39,7 +39,11 @@ def differences(record: Record) -> list[str]:
     ]
 
 
-def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
+LONGEST = 20
+"""Jobs that are named among those that gain most."""
+
+
+def compare_with_record(record: Record) -> dict[str, Any]:
     """Return how the replay's decisions compare to the recorded ones, and which jobs start earlier.
 
     `started_earlier` lists the jobs that gain most, with the seconds gained.
@@ -58,6 +62,6 @@ def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
         "earlier": len(earlier),
         "later": sum(shift > 0 for _, shift in moved),
         "started_earlier": [
-            {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:longest]
+            {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:LONGEST]
         ],
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.core.models import Request
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import fifo
@@ -22,6 +22,7 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv
 from simulator.progress import Progress, no_progress
+from simulator.rounds.leases import uniform_nodes
 
 SERVERS = 8
 GPUS_PER_SERVER = 8
@@ -110,17 +111,9 @@ def _job(row: Row) -> Job:
     )
 
 
-def servers() -> list[Node]:
-    """Return eight servers of eight GPUs."""
-    return [
-        Node(f"server-{index}", index, {}, tuple(Gpu(gpu_id) for gpu_id in range(GPUS_PER_SERVER)))
-        for index in range(SERVERS)
-    ]
-
-
 def run(jobs: list[Job], order: Key, progress: Progress = no_progress) -> None:
     """Run the jobs to their ends and set `ended_at` of each."""
-    cluster = ClusterState(servers())
+    cluster = ClusterState(uniform_nodes(SERVERS, GPUS_PER_SERVER))
     arriving = list(reversed(jobs))
     active: list[Job] = []
     ends: list[tuple[float, list[Job]]] = []

@@ -7,25 +7,16 @@ from heapq import heapify, heapreplace
 
 from simulator.rounds.job import Job
 from simulator.rounds.linear_programs import Solve
-from simulator.rounds.policies.base import Choice
+from simulator.rounds.policies.base import Choice, RoundPolicy
 
 
-class Optimus:
+class Optimus(RoundPolicy):
     """One GPU for each job in order of arrival, then each further one to the job of the largest gain.
 
     The gain is the time that one more GPU saves over the job's remaining steps; both are known exactly.
     """
 
     def __init__(self, solve: Solve) -> None:
-        pass
-
-    def arrived(self, job: Job) -> None:
-        pass
-
-    def ran(self, job: Job, seconds: float) -> None:
-        pass
-
-    def left(self, job: Job) -> None:
         pass
 
     def rank(self, jobs: Sequence[Job], gpus: float, now: float) -> list[Choice]:
