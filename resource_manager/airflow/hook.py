@@ -113,6 +113,10 @@ class GPUManagerHook(BaseHook):
         self._manager = None
         return True
 
+    def is_defined(self) -> bool:
+        """Return whether the connection is there, rather than settings in its place."""
+        return self._connection() is not None
+
     def on_store(self) -> GPUResourceManager:
         """Return a manager on the store itself; raises `ResourceManagerError` if that is a service's."""
         return self._on_store(self._connection())

@@ -91,6 +91,11 @@ def manager_of_tasks() -> GPUResourceManager:
     return GPUManagerHook().on_store()
 
 
+def has_connection() -> bool:
+    """Return whether tasks use the default connection."""
+    return GPUManagerHook().is_defined()
+
+
 async def user_identity(request: Request) -> Identity:
     """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
     bearer = await HTTPBearer(auto_error=False)(request)
@@ -105,7 +110,8 @@ class Gate:
     """ASGI app that authenticates the caller, then calls the Flask app, which is created at first use.
 
     It waits for the store in threads of its own: those of Airflow's API server are few and serve all pages.
-    `identify` returns the caller of a request, `open_manager` the manager, `instance_of` the Airflow's id.
+    `identify` returns the caller of a request, `open_manager` the manager, `instance_of` the Airflow's id,
+    `has_connection` whether the manager is that of a connection: that of the settings is replaced by one.
     """
 
     def __init__(
@@ -113,10 +119,12 @@ class Gate:
         identify: Callable[[Request], Awaitable[Identity]] = user_identity,
         open_manager: Callable[[], GPUResourceManager] = manager_of_tasks,
         instance_of: Callable[[], str] = publish_instance,
+        has_connection: Callable[[], bool] = has_connection,
     ) -> None:
         self._identity_of = identify
         self._open_manager = open_manager
         self._instance_of = instance_of
+        self._has_connection = has_connection
         self._threads = ThreadPoolExecutor(THREADS, "gpu-gate")
         self._lock = threading.Lock()
         self._bridge: Any = None
@@ -180,13 +188,14 @@ class Gate:
                 if time.monotonic() < self._again_at:
                     raise ResourceManagerError(self._problem)
                 try:
-                    self._bridge = self._make_bridge(self._open_manager())
+                    is_connected = self._has_connection()  # before: it may come meanwhile
+                    self._bridge = self._make_bridge(self._open_manager(), is_connected)
                 except (ResourceManagerError, AirflowException) as error:
                     self._problem, self._again_at = str(error), time.monotonic() + OUTAGE_S
                     raise
             return self._bridge
 
-    def _make_bridge(self, manager: GPUResourceManager) -> Any:
+    def _make_bridge(self, manager: GPUResourceManager, is_connected: bool) -> Any:
         instance = self._instance_of()  # published again, in case it failed at the start
         secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
         path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
@@ -204,19 +213,23 @@ class Gate:
         closed = threading.Event()
 
         def log_in_again() -> None:
-            """Go on with the connection as it is now, once its login is refused: passwords change."""
+            """Go on with the connection as it is now, once its login is refused, or it is there at all."""
             try:
-                service.watch.check()
-            except ResourceManagerError as error:
-                if closed.is_set() or not is_login_refused(error):
+                if is_connected or not self._has_connection():
+                    service.watch.check()
                     return
-                manager = self._open_manager()
-                manager.servers()  # raises while this login is refused, too
-                bridge = self._make_bridge(manager)
-                with self._lock:
-                    self._bridge, self._tokens = bridge, None
-                closed.set()
-                service.watch.close()
+            except ResourceManagerError as error:
+                if not is_login_refused(error):
+                    return
+            if closed.is_set():
+                return
+            manager = self._open_manager()
+            manager.servers()  # raises while this login is refused, too
+            bridge = self._make_bridge(manager, is_connected=True)
+            with self._lock:
+                self._bridge, self._tokens = bridge, None
+            closed.set()
+            service.watch.close()
 
         login = ("login", LOGIN_EVERY_S, log_in_again)
         for chore in begin_chores(service, notice_key, closed, [login]):

@@ -66,6 +66,7 @@ class Airflow:
 
     def __init__(self, manager: GPUResourceManager) -> None:
         self.caller: Identity | None = None
+        self.has_connection = True
         self.open_manager = lambda: manager
 
     async def identify(self, request: Request) -> Identity:
@@ -86,7 +87,8 @@ def airflow(manager: GPUResourceManager) -> Airflow:
 @pytest.fixture
 def client(airflow: Airflow) -> Iterator[Client]:
     """A client of the app in that Airflow."""
-    with closing(webapp.Gate(airflow.identify, lambda: airflow.open_manager(), lambda: "test")) as gate:
+    given = lambda: airflow.open_manager(), lambda: "test", lambda: airflow.has_connection
+    with closing(webapp.Gate(airflow.identify, *given)) as gate:
         yield Client(Starlette(routes=[Mount("/gpu", gate)]))
 
 
@@ -149,6 +151,20 @@ def test_a_store_with_a_new_password_is_opened_as_its_connection_is_now(
         assert [lease["task_id"] for lease in leases] == ["there"]
         assert client.request("POST", "/gpu/api/reports", **reports).status_code == 200
         assert another.agent_state("gpu-a")["is_silent"] is False
+
+
+def test_a_connection_that_comes_later_is_shown_instead_of_the_settings(
+    client: Client, airflow: Airflow, pause: Any
+) -> None:
+    """Airflow says that there is none also when its database does not answer."""
+    pause({"airflow.webapp.LOGIN_EVERY_S": 0.05})
+    airflow.know_ada()
+    airflow.has_connection = False
+    assert client.request("GET", "/gpu/api/leases").json()["items"] == []
+    with GPUResourceManager.from_url("memory://", inventory=[server("gpu-a")]) as another:
+        another.submit("there", 1)
+        airflow.open_manager, airflow.has_connection = lambda: another, True
+        wait_for(lambda: client.request("GET", "/gpu/api/leases").json()["items"] != [], 15.0)
 
 
 def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
