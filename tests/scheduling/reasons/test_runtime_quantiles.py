@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice, product
 
 import pytest
 
@@ -167,7 +168,8 @@ def test_what_was_left_of_a_job_that_was_preempted_is_no_runtime() -> None:
 
 
 def test_runs_by_hand_tell_of_their_user_and_push_out_no_task() -> None:
-    by_hand = ((Request(f"hand:ada@desk/{number:08x}", 1), 60.0) for number in range(MAX_CLASSES // 2))
+    ids = islice(product("abcdef", repeat=8), MAX_CLASSES // 2)
+    by_hand = ((Request(f"hand:ada@desk/{''.join(each)}", 1), 60.0) for each in ids)
     model = walked(*[(task(), 3600.0)] * 3, *by_hand)
     assert known(model, task(9)).at(0.5) > 600
     assert known(model, Request("hand:ada@desk/ffffffff", 1)).at(0.5) == pytest.approx(60)
