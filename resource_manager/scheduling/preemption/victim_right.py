@@ -229,11 +229,21 @@ class Right:
     def _milli(self, level: _Level) -> int:
         return level.guaranteed + self._planned.milli(level.account)
 
-    def beyond(self, account: Account) -> int:
-        """Return by how many thousandths a team is over its guarantee, as far as its parents' count."""
-        levels = self._side(account.name).levels
+    def beyond(self, leases: Sequence[Lease]) -> int:
+        """Return by how many thousandths the leases' team is over its guarantee, as far as its parents'.
+
+        Where that is by type it is so for the type of the leases of which the team is over the most.
+        """
+        account, by_name = self._ledger.of(leases[0].request), self._cluster.by_name
+        types = {name for lease in leases for name in gpu_types_of(lease, by_name)}
         return min(
-            (level.account.allocated - level.guaranteed for level in levels), default=account.allocated
+            (
+                max(level.account.by_type.get(name, 0) - level.by_type.get(name, 0) for name in types)
+                if level.by_type and types
+                else level.account.allocated - level.guaranteed
+                for level in self._side(account.name).levels
+            ),
+            default=account.allocated,
         )
 
     def _side(self, team: str) -> _Side:
@@ -284,8 +294,9 @@ def cheapest_first(lease: Lease) -> Cheapness:
 class PreemptionRight(NamedTuple):
     """Why a request may take leases: of other teams, with its guarantee in milli, and of its own.
 
-    `others` are the teams, each with the milli by which it is beyond its guarantee; `priority` is that of the
-    request if it takes leases of its own team.
+    `team` is the one whose guarantee gives the right, that of the request or one above it. `others` are the
+    teams, each with the milli by which it is beyond its guarantee; `priority` is that of the request if it
+    takes leases of its own team.
     """
 
     team: str
@@ -300,10 +311,14 @@ def right_to(cluster: ClusterState, request: Request, victims: Sequence[Lease]) 
     ledger = cluster.ledger
     assert ledger is not None
     mine = [lease for lease in victims if lease.request.team == request.team]
-    others = {ledger.of(lease.request).name for lease in victims if lease.request.team != request.team}
-    own, right = ledger.of(request), Right(cluster, request, 0.0)
+    others: dict[str, list[Lease]] = {}
+    for lease in victims:
+        if lease.request.team != request.team:
+            others.setdefault(ledger.of(lease.request).name, []).append(lease)
+    right = Right(cluster, request, 0.0)
+    own = right.decides(min(others)) if others else ledger.of(request)
     would_hold = own.allocated + milli_of(request)
     if not all(right.begins(right.decides(name)) for name in others):
         would_hold -= sum(map(held_milli, mine))
-    beyond = tuple((name, right.beyond(ledger.named(name))) for name in sorted(others))
+    beyond = tuple((name, right.beyond(leases)) for name, leases in sorted(others.items()))
     return PreemptionRight(own.name, would_hold, own.guaranteed, beyond, request.priority if mine else None)

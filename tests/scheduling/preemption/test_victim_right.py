@@ -195,3 +195,25 @@ def test_inside_the_guarantee_of_a_type_only_without_its_own_lease_a_team_takes_
     request = Request("mine", 2, team="x", priority=1)
     assert victims_of(shared, request) == ["own", "lent"]
     assert victims_of(shared, replace(request, priority=0)) == []
+
+
+def test_the_sentence_names_the_team_whose_guarantee_gives_the_right() -> None:
+    """A team without a guarantee lives on that of its parent."""
+    parts = (Team("p", parent="d1"), Team("q", 1, parent="d2"), Team("r", parent="d2"))
+    shared = Shared(Team("d1", 2), Team("d2", 2), *parts)
+    granted(shared, "x", "a", 0, team="q")
+    granted(shared, "y", "a", 1, 2, 3, team="r")
+    right = right_to(shared.state, Request("mine", 2, team="p"), [shared.state.leases["y"]])
+    assert right_words(right) == (
+        "since team d1 stays inside its guarantee (2 of 2 GPUs) and team r is 2 beyond its own"
+    )
+
+
+def test_the_sentence_says_by_how_much_a_team_is_over_its_guarantee_of_the_type_that_is_taken() -> None:
+    shared = Shared(Team("vision", 1), Team("nlp", 3, {"A100": 1, "H100": 2}), gpus=3)
+    gpus = (Gpu(0, "A100"), Gpu(1, "A100"), Gpu(2, "H100"))
+    shared.do([InventoryChanged((Node("a", 0, {}, gpus),), shared.now)])
+    for gpu_id in range(3):
+        granted(shared, f"x{gpu_id}", "a", gpu_id)
+    right = right_to(shared.state, Request("mine", 1, team="vision"), [shared.state.leases["x1"]])
+    assert right.others == (("nlp", 1000),)
