@@ -53,15 +53,18 @@ def find_victims(
         return _victims_among(cluster, pending, current, right) or []
     leases = right.leases()
     mine = [lease for lease in leases if lease.request.team == request.team]
-    ways = [(placed, leases) for placed in by_right(ledger, request)]
-    if mine:  # of any type without others; then on types that are inside the guarantee only without them
+    inside = by_right(ledger, request)
+    ways = [(placed, leases, False) for placed in inside]
+    if mine:  # of any type, without others; then on types that are inside the guarantee only without those
         types = request.gpu_types or dict.fromkeys(
             name for each in typed for name in each.team.guaranteed_by_type
         )
-        ways += [(request, mine), *((on_types(request, [name]), leases) for name in types)]
-    for placed, takeable in ways:
+        alone = {each.gpu_types: each for each in (*inside, *(on_types(request, [name]) for name in types))}
+        ways += [(request, mine, False), *((placed, leases, True) for placed in alone.values())]
+    for placed, takeable, own_first in ways:
         right = Right(cluster, placed, current.now, planned)
-        found = _victims_among(cluster, replace(pending, request=placed), current, right, takeable)
+        as_placed = replace(pending, request=placed)
+        found = _victims_among(cluster, as_placed, current, right, takeable, own_first=own_first)
         if found is None:
             return []
         if found and (takeable is mine or takes_of_others(request, found)):
@@ -75,8 +78,13 @@ def _victims_among(
     current: SchedulingPass,
     right: Right,
     leases: list[Lease] | None = None,
+    *,
+    own_first: bool = True,
 ) -> list[Lease] | None:
-    """Return the leases of these to preempt, by default of all; None if the request fits without."""
+    """Return the leases of these to preempt, by default of all; None if the request fits without.
+
+    With `own_first` also of others to whose leases the right begins only without the team's own.
+    """
 
     def fits() -> bool:
         return place_of(cluster, pending, current) is not None
@@ -84,7 +92,7 @@ def _victims_among(
     if fits():
         return None
     leases = right.leases() if leases is None else leases
-    found = _search(cluster, pending.request, leases, right, fits) if leases else []
+    found = _search(cluster, pending.request, leases, right, fits, own_first) if leases else []
     if right.holds(found):
         return found
     # The right to take others' begins when the team's own have ended.
@@ -92,7 +100,12 @@ def _victims_among(
 
 
 def _search(
-    cluster: ClusterState, request: Request, leases: list[Lease], right: Right, fits: Callable[[], bool]
+    cluster: ClusterState,
+    request: Request,
+    leases: list[Lease],
+    right: Right,
+    fits: Callable[[], bool],
+    own_first: bool,
 ) -> list[Lease]:
     ledger = cluster.ledger
     assert ledger is not None
@@ -108,7 +121,7 @@ def _search(
         found = _greedy(cluster, request, ordered, right, fits, is_anywhere=False)
     if found:
         return found
-    if mine := right.to_end_first(leases):
+    if mine := right.to_end_first(leases) if own_first else []:
         ordered = right.in_order(leases, first=mine)
         found = _greedy(cluster, request, ordered, right, fits, is_anywhere=True)
     if found or is_anywhere:

@@ -217,3 +217,13 @@ def test_the_sentence_says_by_how_much_a_team_is_over_its_guarantee_of_the_type_
         granted(shared, f"x{gpu_id}", "a", gpu_id)
     right = right_to(shared.state, Request("mine", 1, team="vision"), [shared.state.leases["x1"]])
     assert right.others == (("nlp", 1000),)
+
+
+def test_others_lose_nothing_where_the_lease_that_gives_the_right_is_room_enough() -> None:
+    """Its end on another type was enough; it was searched for the type of the right alone."""
+    shared = of_two_types(Team("x", 2, {"H100": 2}))
+    granted(shared, "own", "a", *range(8), team="x")
+    granted(shared, "stays", "h", 0, team="x", preemptible=False)
+    granted(shared, "lent", "h", 1, team="none")
+    granted(shared, "fixed", "h", 2, 3, team="none", preemptible=False)
+    assert victims_of(shared, Request("mine", 1, team="x", priority=1)) == ["own"]

@@ -148,6 +148,7 @@ def test_a_start_is_found_if_and_only_if_some_allowed_preemptions_make_room(
 
 @given(clusters() | clusters(typed=True), asked)
 def test_no_victim_can_be_left_out_and_each_was_allowed(shared: Shared, request: Request) -> None:
+    assume(not fits(shared, request))
     pending = PendingRequest(request, 0.0, 99)
     victims = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
     assert not victims or makes_room(shared, request, victims)
