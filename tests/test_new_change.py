@@ -42,9 +42,8 @@ class BannerChanged:
         ),
     },
     "storage/history_file.py": {
-        "    AgentSeen,\n    Announced,\n": "    BannerChanged,\n",
         "        watched=_watched_before(now, changes),\n": (
-            '        banner="" if any(isinstance(c, BannerChanged) for c in changes) else now.banner,\n'
+            '        banner="" if any(isinstance(c, kinds.BannerChanged) for c in changes) else now.banner,\n'
         ),
     },
 }
