@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
+from resource_manager.core.attained_service import began_at
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
@@ -301,8 +302,9 @@ class Forecasts:
                 estimate = self._model(cluster).estimate
             for lease in running:
                 runtime = estimate(lease.request)
-                left = None if runtime is None else runtime.given(now - lease.granted_at)
-                found[lease.lease_id] = None if left is None else lease.granted_at + left.at(1 - RISK)
+                began = began_at(cluster.attained, lease)
+                left = None if runtime is None else runtime.given(now - began)
+                found[lease.lease_id] = None if left is None else began + left.at(1 - RISK)
         return {lease_id: max(ends_by, now) for lease_id, ends_by in found.items() if ends_by is not None}
 
     def coming(self, cluster: ClusterState, now: float) -> list[results.ComingDemand]:

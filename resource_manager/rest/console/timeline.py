@@ -12,7 +12,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease
 from resource_manager.core.names import is_hold, name_of
 from resource_manager.core.node_state import NodeState
-from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.serializers import interval_in_words
 from resource_manager.rest.console import cells
@@ -174,7 +173,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
     def view(cluster: ClusterState, now: float) -> Any:
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-        running = [each for state in states for each in _running(state, colours, now, cluster.runtimes)]
+        running = [each for state in states for each in _running(state, colours, now, cluster)]
         ended = past(service.watch.lives, now - 3600 * hours)
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
@@ -217,11 +216,11 @@ def _row(state: NodeState) -> Row:
 
 
 def _running(
-    state: NodeState, colours: Mapping[str, Colour], now: float, runtimes: LearntRuntimes
+    state: NodeState, colours: Mapping[str, Colour], now: float, cluster: ClusterState
 ) -> list[tuple[Span, str, float | None]]:
     found = []
     for lease in state.leases.values():
-        end = expected_end(lease, now, runtimes)
+        end = expected_end(lease, now, cluster)
         for member in lease.on(state.name):
             span = Span(
                 lease.lease_id,

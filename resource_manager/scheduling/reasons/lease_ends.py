@@ -6,10 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from resource_manager.core.attained_service import began_at
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import is_hold
-from resource_manager.core.runtimes import KEPT_RUNTIMES, LearntRuntimes, class_of
+from resource_manager.core.runtimes import KEPT_RUNTIMES, class_of
 from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.scheduling.queue.runtime_limits import at_limit
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
@@ -30,22 +31,24 @@ Ends = Callable[[Lease, float], float | None]
 """(lease, now) -> the end of its job, never before now; None if it is unknown."""
 
 
-def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> float | None:
+def expected_end(lease: Lease, now: float, cluster: ClusterState) -> float | None:
     """Return a lease's expected end, never before now; None if its runtime is unknown."""
-    end = _end(lease, now, runtimes.runtime_of)
+    end, began = _end(cluster, lease, now, cluster.runtimes.runtime_of), began_at(cluster.attained, lease)
     if end is None or end >= now:
         return end
-    return now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0)
+    return now + max(OVERDUE_FRACTION * (now - began), 1.0)
 
 
-def _end(lease: Lease, now: float, runtime_of: Callable[[Request], float | None]) -> float | None:
+def _end(
+    cluster: ClusterState, lease: Lease, now: float, runtime_of: Callable[[Request], float | None]
+) -> float | None:
     """Return when a lease ends by that runtime, or by its preemption; None if that is unknown."""
     if lease.quarantined:
         return None
     if lease.preempted_by:
         return max(lease.preempt_until, now)
     runtime = runtime_of(lease.request)
-    return None if runtime is None else lease.granted_at + runtime
+    return None if runtime is None else began_at(cluster.attained, lease) + runtime
 
 
 def within_limit(ledger: TeamLedger | None, lease: Lease, end: float | None, now: float) -> float | None:
@@ -71,6 +74,7 @@ class DrawnEnds:
         now: float,
     ) -> None:
         self.draw, self._quantiles_of, self.now = draw, quantiles_of, now
+        self._cluster = cluster
         self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
         self._over = {name: len(runs) for name, runs in cluster.runtimes.runs.items()}
         self._elapsed: dict[str, list[float]] = defaultdict(list)
@@ -91,9 +95,10 @@ class DrawnEnds:
                 end = within_limit(cluster.ledger, lease, self(lease, now), now)
                 self._fixed.append((end, lease))
             else:
-                left = found.given(now - lease.granted_at).log_s
+                began = began_at(cluster.attained, lease)
+                left = found.given(now - began).log_s
                 limit_at = at_limit(cluster.ledger, lease)
-                ends = [min(lease.granted_at + math.exp(log_s), limit_at) for log_s in left]
+                ends = [min(began + math.exp(log_s), limit_at) for log_s in left]
                 own = 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA)
                 self._ends.append((ends, *(self._of_many if draw() < COMMON else own), lease))
         self.vary = any(ends[0] < ends[-1] for ends, _, _, _ in self._ends) or any(
@@ -127,8 +132,11 @@ class DrawnEnds:
         return self._known[key]
 
     def __call__(self, lease: Lease, now: float) -> float | None:
-        return _end(lease, now, self._drawn_s)
+        elapsed_s = now - began_at(self._cluster.attained, lease)
+        return _end(self._cluster, lease, now, lambda request: self._drawn_s(request, elapsed_s))
 
-    def _drawn_s(self, request: Request) -> float | None:
+    def _drawn_s(self, request: Request, elapsed_s: float) -> float | None:
         found = self._of(request)
-        return None if found is None else found.at(self._common if self.draw() < COMMON else self.draw())
+        if found is None:
+            return None
+        return found.given(elapsed_s).at(self._common if self.draw() < COMMON else self.draw())

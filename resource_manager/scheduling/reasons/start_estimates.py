@@ -128,7 +128,7 @@ def estimate_starts(
         cluster.apply(*allocator.enqueue(cluster, extra, current.now))
         if not cluster.pending:
             return starts
-        ends_at = partial(expected_end, runtimes=cluster.runtimes)
+        ends_at = partial(expected_end, cluster=cluster)
         running = [
             (within_limit(cluster.ledger, lease, ends_at(lease, since), since), lease)
             for lease in cluster.leases.values()

@@ -12,7 +12,6 @@ import pytest
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
-from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, expected_end, within_limit
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
@@ -35,7 +34,7 @@ UNSTATED = replace(LEASE, request=Request("t", 1))
 def test_an_expected_end_is_by_the_runtime_and_never_before_now(
     lease: Lease, now: float, end: float | None
 ) -> None:
-    assert expected_end(lease, now, LearntRuntimes()) == end
+    assert expected_end(lease, now, ClusterState()) == end
 
 
 @pytest.mark.parametrize(
@@ -51,18 +50,32 @@ def test_an_expected_end_is_by_the_runtime_and_never_before_now(
 def test_a_lease_ends_at_its_limit_whatever_runtime_is_expected_or_drawn(
     lease: Lease, end: float | None
 ) -> None:
-    known = expected_end(lease, 10.0, LearntRuntimes())
+    known = expected_end(lease, 10.0, ClusterState())
     assert within_limit(None, lease, known, 10.0) == end
     assert within_limit(None, lease, known, 250.0) == (end and max(end, 250.0))
     drawn = drawn_ends(lease, *(300.0,) * (POINTS + 1) if known else ())
     assert [each for each, _ in drawn.running()] == [pytest.approx(end)]
 
 
-def drawn_ends(lease: Lease, *quantiles_s: float) -> DrawnEnds:
+def drawn_ends(lease: Lease, *quantiles_s: float, attained: dict[str, int] | None = None) -> DrawnEnds:
     cluster = ClusterState(default_inventory())
+    cluster.attained = attained or {}
     cluster.apply(Granted(lease, lease.granted_at))
     quantiles = RuntimeQuantiles(tuple(map(math.log, quantiles_s))) if quantiles_s else None
     return DrawnEnds(cluster, (), lambda request: quantiles, random.Random(0).random, 0.0)
+
+
+def test_a_job_that_was_preempted_goes_on_from_where_it_was() -> None:
+    lease = replace(LEASE, request=replace(LEASE.request, labels={"restart_count": "1"}))
+    attained = {"t": 200_000}
+    drawn = drawn_ends(lease, *(300.0,) * (POINTS + 1), attained=attained)
+    assert [end for end, _ in drawn.running()] == [pytest.approx(100.0)]
+    assert drawn(lease, 0.0) == pytest.approx(100.0), "as one that begins in a play"
+    cluster = ClusterState()
+    cluster.attained = attained
+    assert expected_end(lease, 10.0, cluster) == 100.0
+    assert expected_end(lease, 800.0, cluster) == 900.0, "longer than expected by a tenth of what it took"
+    assert expected_end(LEASE, 10.0, cluster) == 300.0, "a try that failed counts for nothing"
 
 
 def test_over_the_plays_an_end_is_drawn_from_each_part_of_its_distribution() -> None:

@@ -267,7 +267,7 @@ def test_a_start_that_hangs_on_a_preempted_lease_is_known_whatever_its_runtime(n
 @pytest.mark.parametrize(
     ("preemptor", "labels", "later_at"),
     [
-        ("p", {}, 1160.0),
+        ("p", {}, 1100.0),
         (REQUEUE_AFTER, {}, 160.0),  # at the end of the queue
         (MAX_RUNTIME, {}, 160.0),
         ("p", {"launcher": "terminal"}, 160.0),
