@@ -30,7 +30,7 @@ from resource_manager.airflow.version_compat import (
     AirflowTaskTimeout,
     DownstreamTasksSkipped,
 )
-from resource_manager.airflow.worker_guard import end_children, end_this_process, guarded
+from resource_manager.airflow.worker_guard import children, end_children, end_this_process, guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.job_preemption import grace_of
@@ -193,7 +193,7 @@ class RunsInWorker(HoldsLease):
         try:
             with (
                 environment(devices),
-                guarded(lease_id, token) if ends_in_time else nullcontext() as guard,
+                guarded(lease_id, token) if ends_in_time else nullcontext(),
                 kept_alive(
                     manager,
                     lease_id,
@@ -206,13 +206,14 @@ class RunsInWorker(HoldsLease):
             ):
                 if words := await_share(devices):
                     self.log.warning(words)
+                before = children()
                 try:
                     yield
                 except AirflowTaskTimeout:
                     if ends_in_time:  # here, as Airflow calls `on_kill` once the GPUs are free
                         task = cast(BaseOperator, self)
                         has_own = type(task).on_kill is not BaseOperator.on_kill
-                        end_children(task.on_kill if has_own else None, guard=guard)
+                        end_children(task.on_kill if has_own else None, before=before)
                     raise
         finally:
             task_over.set()

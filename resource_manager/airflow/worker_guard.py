@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -58,10 +58,10 @@ def guard(parent: int, lease_id: str, token: str, key: str) -> None:
 
 
 @contextmanager
-def guarded(lease_id: str, token: int) -> Iterator[int | None]:
-    """Have a guard for the block, and its process id; None where the system has no /proc, and no guard is."""
+def guarded(lease_id: str, token: int) -> Iterator[None]:
+    """Have a guard for the block; without effect where the system has no /proc."""
     if not os.path.isdir("/proc/self"):
-        yield None
+        yield
         return
     call = (os.getpid(), lease_id, str(token), job_key(lease_id, token))
     program = f"{inspect.getsource(guard)}\nguard(*{call!r})\n"
@@ -75,40 +75,43 @@ def guarded(lease_id: str, token: int) -> Iterator[int | None]:
         cwd="/",
     )
     try:
-        yield process.pid
+        yield
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
 
 
-def end_children(stop: Callable[[], object] | None, *, guard: int | None) -> None:
-    """End what this process started, except its guard; what is left after `STOP_S` is killed.
+def children() -> list[psutil.Process]:
+    """Return the processes that this one has started, and those that these have."""
+    import psutil
+
+    return psutil.Process().children(recursive=True)
+
+
+def end_children(stop: Callable[[], object] | None, *, before: Collection[psutil.Process]) -> None:
+    """End what this process started after those `before`; what is left after `STOP_S` is killed.
 
     `stop` tells it to end, SIGTERM if that is None. No end is read: Airflow signals the same processes again.
     """
-    import psutil
-
-    children = [child for child in psutil.Process().children(recursive=True) if child.pid != guard]
+    started = [child for child in children() if child not in before]
     if stop is None:
-        _signal(children, signal.SIGTERM)
+        _signal(started, signal.SIGTERM)
     else:
         with suppress(Exception):  # Airflow calls it again, and tells of that
             stop()
-    _await_end(children)
-    _signal(children, signal.SIGKILL)
-    _await_end(children)
+    _await_end(started)
+    _signal(started, signal.SIGKILL)
+    _await_end(started)
 
 
 def end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> None:
     """Kill this process and its children, once `stop` has ended what runs elsewhere, or after `STOP_S`."""
-    import psutil
-
     print(f"ending this task: {reason}", flush=True)
     stopping = threading.Thread(target=stop, name="gpu-lease-stop", daemon=True)
     stopping.start()
     stopping.join(STOP_S)
-    _signal(psutil.Process().children(recursive=True), signal.SIGKILL)
+    _signal(children(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

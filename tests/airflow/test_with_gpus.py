@@ -313,7 +313,7 @@ def by_task_gpu(function, **demand):
 
 @pytest.mark.parametrize("leased", [by_with_gpus, by_task_gpu])
 def test_what_a_function_started_has_ended_before_its_gpus_are_free_if_its_time_is_over(
-    manager, started, leased
+    manager, started, leased, bystander
 ):
     processes = []
 
@@ -326,6 +326,7 @@ def test_what_a_function_started_has_ended_before_its_gpus_are_free_if_its_time_
         leased(train).execute(context_of())
     assert processes[0].wait() == -signal.SIGTERM
     assert manager.leases() == []
+    assert bystander.poll() is None, "it was there before"
 
 
 @pytest.mark.parametrize(
