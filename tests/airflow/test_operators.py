@@ -395,6 +395,16 @@ def test_a_task_of_a_group_is_under_the_lease_that_is_allocated_before_it_and_re
     assert pulled == ["g.allocate_first", "g.allocate_second"]
 
 
+def test_a_task_is_under_a_lease_that_nothing_releases_before_its_run_is_over():
+    with DAG("d") as dag, TaskGroup("g"):
+        GPUAllocateOperator(task_id="allocate", gpus=1) >> BaseOperator(task_id="work")
+    pulled = []
+    lease.join_lease(
+        SimpleNamespace(task=dag.get_task("g.work"), xcom_pull=lambda task_ids: pulled.append(task_ids))
+    )
+    assert pulled == ["g.allocate"]
+
+
 def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
     leases = []
 

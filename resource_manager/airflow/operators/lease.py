@@ -185,14 +185,13 @@ def join_lease(task_instance: Any) -> None:
 def _allocate_around(task: Any) -> Any:
     """Return the allocation, of the innermost group with one, whose lease the task is under, or None.
 
-    It comes before the task, and its release does not: that comes after any task but a teardown.
+    It comes before the task, and its release, if it has one, does not: that comes after all but teardowns.
     """
     allocates, releases = "GPUAllocateOperator", "GPUReleaseOperator"
-    before, after = task.get_flat_relative_ids(upstream=True), task.get_flat_relatives(upstream=False)
-    is_inside = task.is_teardown or any(each.task_type == releases for each in after)
-    group = task.task_group
-    if not is_inside or task.task_type in (allocates, releases):
+    if task.task_type in (allocates, releases):
         return None
+    before, group = task.get_flat_relative_ids(upstream=True), task.task_group
+    is_released_later = task.is_teardown or _is_before_a(releases, task)
     while group is not None and group.parent_group is not None:
         earlier = [child for child in group.children.values() if child.node_id in before]  # no groups
         ended = {
@@ -203,9 +202,13 @@ def _allocate_around(task: Any) -> Any:
         }
         for child in earlier:
             if child.task_type == allocates and child.task_id not in ended:
-                return child
+                return child if is_released_later or not _is_before_a(releases, child) else None
         group = group.parent_group
     return None
+
+
+def _is_before_a(task_type: str, task: Any) -> bool:
+    return any(each.task_type == task_type for each in task.get_flat_relatives(upstream=False))
 
 
 @dataclass(frozen=True, slots=True)
