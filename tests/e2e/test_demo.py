@@ -48,6 +48,15 @@ def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 7
 
 
+@pytest.fixture
+def interruptible():
+    """Tests in the background of a script inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
