@@ -121,13 +121,13 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 
     def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
         self._begun_at: float | None = time.monotonic()
-        self._network = network_of(addr[0])
+        self.network = network_of(addr[0])
         self._state_lock = threading.Lock()
         self._is_outside = self._is_counted = False
         super().__init__(server, sock, addr, adj, map=map)
         self._count(True)
         is_bounded = self.trusted_proxy not in ("*", addr[0])
-        if is_bounded and self.addresses.is_over(self._network) and not end_idle(server, self._network):
+        if is_bounded and self.addresses.is_over(self.network) and not end_idle(server, self.network):
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
@@ -135,12 +135,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def _count(self, is_counted: bool) -> None:
         if is_counted != self._is_counted:
             self._is_counted = is_counted
-            (self.addresses.add if is_counted else self.addresses.remove)(self._network)
-
-    @property
-    def network(self) -> str:
-        """What counts as its address."""
-        return self._network
+            (self.addresses.add if is_counted else self.addresses.remove)(self.network)
 
     @property
     def is_awaited(self) -> bool:
@@ -194,27 +189,25 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         self.leave_loop(is_held=True)
         return Parked(self._resume, self._is_gone)
 
-    def _is_gone(self) -> bool:
-        """Return whether the client of a held request has left."""
+    def _unread(self) -> bytes | None:
+        """Return a byte that has come and is not read; none has if None, and none will if it is empty."""
         connection = self.socket  # None once the loop, which may have looked before it was left, closed it
         try:
-            return connection is None or not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return b"" if connection is None else connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            return None
         except OSError:
-            return True
+            return b""
+
+    def _is_gone(self) -> bool:
+        """Return whether the client of a held request has left."""
+        return self._unread() == b""
 
     def is_idle(self) -> bool:
         """Return whether it has answered all that has come, and the client has not ended it."""
         if self.is_awaited or self.will_close:
             return False
-        try:
-            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return self._unread() is None
 
     def _resume(self, is_due: bool) -> None:
         self.is_unchanged = not is_due
