@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
@@ -177,7 +178,8 @@ def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
     def silent(key):
         raise LauncherUnreachableError("no route to a")
 
-    trigger = waited_until_50(training(), late, clock, "a", "b")
+    operator = training(unreachable_timeout=timedelta(0))
+    trigger = waited_until_50(operator, late, clock, "a", "b")
     begins(gpu_launcher, trigger)
     clock.now = 101.0
     launch_by(lambda place: Mock(wraps=gpu_launcher, status=silent))

@@ -536,6 +536,25 @@ def test_a_job_out_of_reach_keeps_its_gpus(asks, manager, monkeypatch):
     assert len(manager.leases()) == 1
 
 
+@pytest.mark.parametrize("unreachable_s", [600.0, 0.0])
+def test_a_start_waits_for_a_server_on_which_the_job_may_run(asks, manager, launch_by, unreachable_s):
+    answers = iter([NoAnswerError("no route")] * 3)
+
+    class Late(LocalLauncher):
+        def start(self, job):
+            for error in answers:
+                raise error
+            return super().start(job)
+
+    launch_by(lambda place: Late(place=replace(place, address="")), "local")
+    event = fire(asks("echo over", unreachable_s=unreachable_s))
+    if unreachable_s:
+        assert event["last_line"] == "over"
+    else:
+        assert event["state"] == EndState.JOB_UNREACHABLE
+        assert len(manager.leases()) == 1
+
+
 def test_a_job_whose_output_does_not_come_is_not_out_of_reach(asks, launch_by, tmp_path):
     it_comes, is_over = tmp_path / "comes", tmp_path / "over"
 

@@ -19,6 +19,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, St
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, queue_again
+from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
@@ -45,6 +46,8 @@ class TaskLease:
         """Last attempt for which the task has asked: in its worker for the first; 0 after its own release."""
         self.was_gone = False
         """Whether somebody else ended the lease before its release."""
+        self._silent = (0, 0.0)
+        """Token of the lease on whose servers the start of the job met one out of reach, and since when."""
 
     @property
     def allocation(self) -> Allocation:
@@ -158,6 +161,18 @@ class TaskLease:
 
     def _renew(self, manager: LeaseService) -> Allocation:
         return manager.renew(self.allocation["task_id"], fencing_token=self.token)
+
+    async def outlasts(self, error: LauncherError) -> bool:
+        """Renew a lease whose job may run on a server out of reach; False if it has been so for too long."""
+        if not (self.allocation["job_places"] and isinstance(error, LauncherUnreachableError)):
+            return False
+        if self._silent[0] != self.token:
+            self._silent = (self.token, time.monotonic())
+        if time.monotonic() > self._silent[1] + self._plan.unreachable_s:
+            return False
+        with suppress(LeaseNotFoundError):  # the next step finds out
+            self.allocation = await self.renew()
+        return True
 
     async def place(self, places: Sequence[JobPlace]) -> None:
         """Store where the jobs are about to start; raises `LeaseNotFoundError`."""

@@ -160,9 +160,9 @@ class TaskTrigger(TaskBoundTrigger):
             await lease.release(Outcome.CANCELLED)
             return self._wait
         except LauncherError as error:
-            if not is_outage(error):
+            if not is_outage(error) and not await lease.outlasts(error):
                 return await self._not_started(error)
-            self.log.warning("the GPU manager does not answer for the job; trying again: %s", error)
+            self.log.warning("nobody answers for the job; trying again: %s", error)
             await asyncio.sleep(base.OUTAGE_POLL_S)
             return self._wait
         except LeaseNotFoundError:

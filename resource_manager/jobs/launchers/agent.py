@@ -61,7 +61,7 @@ class AgentLauncher:
 
     def prepare(self, job: Job) -> JobPlace:
         check_image("agent", job)
-        place = _once_there_is_room(self._state)["place"]
+        place = _once_there_is_room(self._awaited_state)["place"]
         assert place is not None
         run = self._ordered(job.key, "prepare", spec=spec_of(job))
         self._place = JobPlace("agent", self.server, **place, walls=run["walls"])
@@ -69,6 +69,7 @@ class AgentLauncher:
 
     def start(self, job: Job) -> bool:
         check_image("agent", job)
+        _once_there_is_room(self._awaited_state)
         run = self._ordered(job.key, "run", spec=spec_of(job))
         return bool(run["began"])
 
@@ -125,6 +126,10 @@ class AgentLauncher:
             )
         return state
 
+    def _awaited_state(self) -> AgentState:
+        """Return the state of an agent that may start something: a report that is late is waited for."""
+        return patiently(self._state, ANSWER_TIMEOUT_S, may_pass=_is_silence)
+
     def _run(self, key: str) -> Mapping[str, Any]:
         run = self._state()["runs"].get(key, ABSENT)
         if run == UNKNOWN_RUN:
@@ -171,6 +176,10 @@ class AgentLauncher:
 def _once_there_is_room(call: Callable[[], T]) -> T:
     """Return what a call gives, made again while its service has too many calls of this caller."""
     return patiently(call, BUSY_S, may_pass=lambda error: is_outage(error, BusyError))
+
+
+def _is_silence(error: ResourceManagerError) -> bool:
+    return isinstance(error.__cause__, AgentSilentError)
 
 
 def _answer_of(call: Callable[[], T]) -> T:

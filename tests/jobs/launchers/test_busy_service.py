@@ -1,4 +1,4 @@
-"""Orders to an agent whose service has too many calls of their caller."""
+"""Orders to an agent whose service has too many calls of their caller, or no report of the agent."""
 
 from __future__ import annotations
 
@@ -78,3 +78,32 @@ def test_an_order_for_which_there_is_never_room_says_so(
     monkeypatch.setattr(agent, "BUSY_S", 0.0)
     with pytest.raises(LauncherUnreachableError, match=f"^{TOO_MANY}$"):
         launcher.prepare(Job("busy-2", ("true",)))
+
+
+class LateBoard(Board):
+    """Service that has no report of the agent at the first two looks."""
+
+    looks = 0
+
+    def agent_state(self, server: str) -> Any:
+        self.looks += 1
+        state = super().agent_state(server)
+        return {**state, "is_silent": True, "runs": {}} if self.looks < 3 else state
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_job_begins_once_a_late_report_of_the_agent_has_come(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    board, job = LateBoard(str(tmp_path)), Job("late-1", ("true",))
+    note_opened(board)
+    if waits:
+        AgentLauncher(JobPlace("agent", "here")).prepare(job)
+        board.looks = 0
+        assert AgentLauncher(JobPlace("agent", "here")).start(job)
+    else:
+        monkeypatch.setattr(agent, "ANSWER_TIMEOUT_S", -1.0)
+        with pytest.raises(LauncherUnreachableError, match="the agent of here is silent"):
+            AgentLauncher(JobPlace("agent", "here")).prepare(job)
+    board.jobs.close()
