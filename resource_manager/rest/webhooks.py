@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from html import escape
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,8 +45,13 @@ TIMEOUT_S = 5.0
 CLAIM_S = 60.0
 """Time for which a service has an address for itself; after its death another one goes on."""
 
-PAGE = 200
+PAGE = 1000
 TURN_S = CLAIM_S / 3
+"""Time after which a service that is behind moves the cursor, long before its claim ends."""
+
+NOTE_EVERY_S = 24 * 3600.0
+"""Time after which a cursor is written again: a store forgets the records that nobody writes for a week."""
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
 MAX_REDIRECTS = 3
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
@@ -126,16 +132,14 @@ class NoticeSender:
         if cursor is None:
             return
         at, failed, ends_at = cursor.version, 0, time.monotonic() + TURN_S
-        page = self._store.history(cursor.version, PAGE)
         try:
-            for at_version, change in page:
-                event = self._event(change)
+            for at_version, change, event in chain.from_iterable(map(self._with_events, self._pages(at))):
                 if event is not None and _is_wanted(notice, event):
                     self._post(notice, *self._message(at_version, change, event))
                 at = at_version
                 if time.monotonic() > ends_at:
                     break
-            if len(page) < PAGE and at == (page[-1][0] if page else at):
+            else:
                 at = max(at, version)  # what is missing was dropped by the store, or by a reset
         except UndeliveredError as error:
             failed = cursor.failed + 1
@@ -150,10 +154,9 @@ class NoticeSender:
         known = _cursor(self._store, name)
         if known is not None and not self._is_due(known, version, now):
             return None
+        first = known or Cursor(self._store.incarnation, self._begin(notice, version))
         with self._locked():
-            known = _cursor(self._store, name) or Cursor(
-                self._store.incarnation, self._begin(notice, version)
-            )
+            known = _cursor(self._store, name) or first
             if known.incarnation != self._store.incarnation:
                 known = Cursor(self._store.incarnation, min(known.version, version))
             if not self._is_due(known, version, now):
@@ -165,7 +168,8 @@ class NoticeSender:
     def _is_due(self, cursor: Cursor, version: int, now: float) -> bool:
         is_mine = cursor.by in ("", self._me) or cursor.until <= now
         is_other = cursor.incarnation != self._store.incarnation
-        return is_mine and cursor.next_at <= now and (cursor.version < version or is_other)
+        is_old = cursor.next_at <= now - NOTE_EVERY_S  # a new one, too: noted before its first event
+        return is_mine and cursor.next_at <= now and (cursor.version < version or is_other or is_old)
 
     def _move(self, notice: Notice, cursor: Cursor) -> None:
         with self._locked():
@@ -184,13 +188,26 @@ class NoticeSender:
 
     def _begin(self, notice: Notice, version: int) -> int:
         """Return the version from which a new address has its events: that of the change which named it."""
-        for at, change in self._store.history(max(version - 1000, 0), 1000):
-            if isinstance(change, changes.ClusterSettingsChanged) and notice in change.settings.notices:
-                return at
-        return version
+        begin = version
+        for at, change in chain.from_iterable(self._pages(0)):
+            if isinstance(change, changes.ClusterSettingsChanged):
+                is_named = notice in change.settings.notices
+                begin = min(begin, at) if is_named else version
+        return begin
 
-    def _event(self, change: changes.Change) -> Event | None:
-        return self._watch.read(lambda cluster, now: event_of(cluster, self._watch, change))
+    def _pages(self, version: int) -> Iterator[list[tuple[int, changes.Change]]]:
+        """Yield the kept changes after a version, the oldest first."""
+        while page := self._store.history(version, PAGE):
+            yield page
+            version = page[-1][0]
+
+    def _with_events(
+        self, page: list[tuple[int, changes.Change]]
+    ) -> list[tuple[int, changes.Change, Event | None]]:
+        """Return the changes, each with the event that it is, by one look at the state."""
+        return self._watch.read(
+            lambda cluster, now: [(at, change, event_of(cluster, self._watch, change)) for at, change in page]
+        )
 
     def _message(self, version: int, change: changes.Change, event: Event) -> tuple[bytes, dict[str, str]]:
         """Return the event as JSON of CloudEvents 1.0, whose `text` Slack shows, and its headers."""

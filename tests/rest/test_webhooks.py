@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.core.cluster_settings import Notice
 from resource_manager.errors import ClusterFileError, InvalidRequestError
+from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -27,6 +28,7 @@ from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.webhooks import (
     CLAIM_S,
+    PAGE,
     SIGNATURE,
     NoticeSender,
     UndeliveredError,
@@ -407,3 +409,54 @@ def test_services_on_one_store_send_each_event_once_and_a_restart_loses_none(
         one.drain("gpu-server-0", gpu=3)
         sender(two).send()
     assert [event["subject"] for event in hook.events] == [f"GPU {gpu} of gpu-server-0" for gpu in range(4)]
+
+
+def test_one_turn_sends_all_events_since_the_apply_that_named_the_address(hook: Hook) -> None:
+    """Whatever else happened meanwhile: a busy store has more changes between two turns than a page has."""
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["gpu closed"], "to": hook.url})
+    manager.drain("gpu-server-0", gpu=0)
+    for _ in range(PAGE // 2 + 1):
+        manager.drain("gpu-server-1")
+        manager.resume("gpu-server-1")
+    manager.drain("gpu-server-0", gpu=1)
+    sender(manager).send(20)
+    assert [event["subject"] for event in hook.events] == ["GPU 0 of gpu-server-0", "GPU 1 of gpu-server-0"]
+
+
+def test_a_turn_ends_before_its_claim(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that changes faster than its events are sent would keep a turn from its end."""
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["gpu closed"], "to": hook.url})
+    for gpu in range(3):
+        manager.drain("gpu-server-0", gpu=gpu)
+    monkeypatch.setattr("resource_manager.rest.webhooks.TURN_S", -1.0)
+    one = sender(manager)
+    for sent in range(1, 4):
+        one.send(20)
+        assert len(hook.got) == sent
+
+
+def test_a_quiet_fortnight_neither_repeats_nor_loses_an_event(hook: Hook) -> None:
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["gpu closed"], "to": hook.url})
+    manager.drain("gpu-server-0", gpu=0)
+    one = sender(manager)
+    for _ in range(14):
+        one.send(20)
+        clock.now += 24 * 3600
+    manager.drain("gpu-server-0", gpu=1)
+    one.send(20)
+    assert [event["subject"] for event in hook.events] == ["GPU 0 of gpu-server-0", "GPU 1 of gpu-server-0"]
+
+
+def test_an_address_that_is_named_again_has_the_events_after_that(hook: Hook) -> None:
+    clock = Clock()
+    entry = {"on": ["gpu closed"], "to": hook.url}
+    manager = manager_of(clock, entry)
+    manager.drain("gpu-server-0", gpu=0)
+    manager.apply(ClusterForm(), ApplyOptions(remove=("notices",)))
+    manager.apply(ClusterForm.model_validate({"notices": [entry]}))
+    manager.drain("gpu-server-0", gpu=1)
+    sender(manager).send(20)
+    assert [event["subject"] for event in hook.events] == ["GPU 1 of gpu-server-0"]
