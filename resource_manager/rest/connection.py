@@ -125,7 +125,7 @@ class ServiceConnection:
             page = self.get(Page[kind], path, query)  # type: ignore[valid-type]
             yield from page["items"]
             before, following = following, page["next"]
-            if following is not None and (following <= before or not page["items"]):
+            if following is not None and (following <= before or not (page["items"] or asked)):
                 raise ServiceUnavailableError(502, f"{self.url} gave pages of {path} that do not end")
 
     def get(self, kind: type[T], path: str, query: dict[str, Any] | None = None) -> T:

@@ -90,6 +90,15 @@ def test_lists_are_read_to_the_last_page(client: ServiceClient, manager: GPUReso
     assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(pending)]
 
 
+def test_a_change_is_read_behind_a_page_of_others(client: ServiceClient, manager: GPUResourceManager) -> None:
+    for _ in range(PAGE // 2 + 1):
+        manager.drain(0)
+        manager.resume(0)
+    manager.submit("t", 2)
+    manager.release("t")
+    assert [change["change"] for change in client.history(what="release")] == ["released"]
+
+
 def test_demands_are_announced_and_withdrawn(client: ServiceClient) -> None:
     assert client.announce("d/r/t", 2, after=["d/r/s"], copies=0, labels={"dag_id": "d"})
     [entry] = client.coming()
