@@ -120,6 +120,8 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
                 "type": "array",
                 "items": {"type": "string", "pattern": "^[^=]+="},
             }
+        if model := value.pop("$ref", "").rpartition("/")[2]:  # the components have no models of queries
+            value = {**schema["$defs"][model], **value}
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": value})
     return parameters
 

@@ -48,3 +48,12 @@ def test_the_document_of_the_interface_is_made_once() -> None:
     """Any reader can ask for it, and the types of all routes take long."""
     first, again = (document(tuple(api.routes.all), (1, 8)) for _ in range(2))
     assert again is first
+
+
+def test_what_the_document_refers_to_is_in_it() -> None:
+    described = document(tuple(api.routes.all), (1, 8))
+    models = set(re.findall(r"'#/components/schemas/(\w+)'", str(described)))
+    assert models <= described["components"]["schemas"].keys()
+    parameters = described["paths"]["/api/history"]["get"]["parameters"]
+    [what] = [each["schema"] for each in parameters if each["name"] == "what"]
+    assert {"release", "drain"} <= set(what["enum"])
