@@ -285,6 +285,20 @@ def test_the_state_of_leases_and_of_servers_is_exposed() -> None:
     watch.close()
 
 
+def test_the_end_of_a_hold_is_no_lease_that_was_not_renewed() -> None:
+    """Four people whose holds end at noon are no reason to call somebody."""
+    clock = Clock()
+    manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory())
+    watch = StateFollower(manager.store)
+    metrics = Metrics(watch)
+    for lease_id in ("hand:ada@desk/0123abcd", "train"):
+        manager.allocate_resources(lease_id, 2, 1, ttl=10)
+    clock.now += 11
+    manager.expire_and_schedule()
+    assert 'gpu_manager_expirations_total{quarantined="false"} 1.0' in metrics.text().decode()
+    watch.close()
+
+
 def test_a_change_of_the_cluster_is_counted_by_kind(open_client: FlaskClient) -> None:
     times = {"from": "2126-12-01T08:00+01:00", "until": "2126-12-01T12:00+01:00"}
     windows = {"servers": ["gpu-server-0"], "reason": "new disk", **times}

@@ -17,7 +17,7 @@ from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.core.names import name_of
+from resource_manager.core.names import is_hold, name_of
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import StateLostError
@@ -175,7 +175,7 @@ class Metrics:
                 self._waits.observe(life.waited_s)
             case changes.Released():
                 self._releases.inc()
-            case changes.Expired():
+            case changes.Expired() if not is_hold(life.lease.lease_id, life.lease.request.labels):
                 self._expirations.labels("false").inc()
             case changes.Quarantined():
                 self._expirations.labels("true").inc()
