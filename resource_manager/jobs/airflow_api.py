@@ -194,13 +194,13 @@ class NextTries:
     """What Airflow does after the tries that hold leases, asked once a lease or pending request."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], str] = {}
+        self._known: dict[tuple[str, int | None, int | None], str] = {}
 
     def of(
         self, entry: Mapping[str, Any], identity: TaskIdentity, api: Callable[[], AirflowTaskStates]
     ) -> str:
         """Return it in words, also where Airflow does not say it."""
-        key = entry["task_id"], entry.get("fencing_token", 0)
+        key = entry["task_id"], entry.get("fencing_token"), entry.get("sequence")  # it has one of them
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()

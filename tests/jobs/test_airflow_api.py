@@ -256,6 +256,9 @@ def test_what_airflow_does_next_is_asked_once_a_lease(airflow):
     assert tries.of(entry, task("first"), open_api) == "Airflow tries it again in 5 min"
     assert tries.of(entry, task("last"), open_api) == "Airflow tries it again in 5 min", "known"
     assert tries.of({**entry, "fencing_token": 2}, task("last"), open_api) == "Airflow does not try it again"
+    waits = {"task_id": "t", "sequence": 7}
+    assert tries.of(waits, task("first"), open_api) == "Airflow tries it again in 5 min"
+    assert tries.of({**waits, "sequence": 8}, task("last"), open_api) == "Airflow does not try it again"
     closed = partial(AirflowTaskStates, "http://127.0.0.1:1", token="t")
     assert tries.of({"task_id": "other"}, task("first"), closed).endswith("if it has tries left")
 
