@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from resource_manager.cli.fitted_table import WIDE, Column, FittedTable
+from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.answer_words import (
     duration,
@@ -18,14 +19,15 @@ from resource_manager.manager.answer_words import (
     short_id_in_words,
     short_uuid,
 )
-from resource_manager.manager.plurals import counted, plural, times
+from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     coming_in_words,
     deadline_in_words,
     gpus_coming,
+    gpus_required,
     interval_in_words,
 )
-from resource_manager.manager.server_views import Usage, usage_in_words
+from resource_manager.manager.server_views import RETIRED, Usage, usage_in_words
 from resource_manager.manager.wording import WORDS, describe
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
@@ -87,6 +89,9 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
 def _closed_because(server: Row) -> str:
     """Return why a server, or which GPUs of it, take no new leases, in one line each; empty if all do."""
     whole = [server["drain_reason"] or "drained"] if server["drained"] else []
+    whole += [RETIRED] if server["retired"] else []
+    if (since := server["silent_since"]) is not None:
+        whole.append(f"silent since {to_the_minute(since)}")
     return "\n".join(whole + [f"GPU {gpu['gpu_id']}: {gpu['reason']}" for gpu in server["gpus_closed"]])
 
 
@@ -156,13 +161,14 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
         title=counted(len(leases), "lease"),
     )
     for lease in leases:
-        ends = lease.get("expires_at")
+        ends, milli = lease.get("expires_at"), lease["gpu_milli"]
+        share = "" if milli == MILLI_PER_GPU else f" ({100 * milli / MILLI_PER_GPU:g}%)"
         table.add_row(
             lease["name"],
             short_id_in_words(lease),
             *(lease["state"] for _ in states),
             "\n".join(member["server_name"] for member in lease["members"]),
-            "\n".join(ranges(member["gpu_ids"]) for member in lease["members"]),
+            "\n".join(ranges(member["gpu_ids"]) + share for member in lease["members"]),
             *("\n".join(map(short_uuid, _uuids(lease))) for _ in uuids),
             f"{len(lease['members']) * lease['cpu_count']:g}",
             lease.get("owner", ""),
@@ -198,7 +204,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
             entry["short_id"],
             entry["team"],
             str(entry["priority"]),
-            times(entry["nodes"], str(entry["required_gpus"])),
+            gpus_required(entry),
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),

@@ -255,9 +255,14 @@ def coming(arrival: Arrival) -> results.ComingDemand:
     }
 
 
+def gpus_required(demand: Mapping[str, Any]) -> str:
+    """Return the GPUs that one request asks for: `4`, `0.5`, of a gang `2 × 8`."""
+    return times(demand["nodes"], f"{demand['required_gpus'] * demand['gpu_milli'] / MILLI_PER_GPU:g}")
+
+
 def gpus_coming(demand: Mapping[str, Any]) -> str:
     """Return the GPUs of an announced demand: `4`, `0.5`, of 20 mapped tasks `20 × 4`, of a gang `2 × 8`."""
-    gpus = times(demand["nodes"], f"{demand['required_gpus'] * demand['gpu_milli'] / MILLI_PER_GPU:g}")
+    gpus = gpus_required(demand)
     return times(demand["copies"], gpus) if demand["copies"] else f"? × {gpus}"
 
 

@@ -16,6 +16,8 @@ from resource_manager.manager.results import Summary
 from resource_manager.manager.server_words import silence_of
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
 
+RETIRED = "retired: it leaves once its leases have ended"
+
 LEAST_SHOWN_HOURS = 0.05
 """Least GPU-hours that a table of tenths shows as more than none."""
 
@@ -36,9 +38,10 @@ def server_state(state: NodeState) -> str:
 
 
 def closed_because(state: NodeState) -> str:
-    """Return why the server takes no new leases: its operator's reason, and the silence of its agent."""
+    """Return why the server takes no new leases: its drain's reason, that it leaves, its agent's silence."""
     silence = silence_of(state) and f"{silence_of(state)}; if its agent was removed, resume the server"
-    return "; ".join(filter(None, ("" if state.drained is None else state.drained.reason, silence)))
+    reason = "" if state.drained is None else state.drained.reason
+    return "; ".join(filter(None, (reason, RETIRED if state.retired else "", silence)))
 
 
 RowT = TypeVar("RowT", bound=Mapping[str, Any])

@@ -76,9 +76,9 @@ class GpuUse(TypedDict):
 class ServerUse(TypedDict):
     """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
 
-    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's,
-    `agent_version` that of the agent that sent it, `machine` tells the server from others, as in the place
-    of a job.
+    `drain_reason` is why it was drained, that it is retired, or since when its agent is silent. `error` is
+    the report's, `agent_version` that of the agent that sent it, `machine` tells the server from others, as
+    in the place of a job.
     """
 
     server_id: int

@@ -10,11 +10,11 @@ from typing import Any, Self, TypeVar
 
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import as_text, preemptor_in_words
-from resource_manager.core.models import Gpu
+from resource_manager.core.models import MILLI_PER_GPU, Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.answer_words import recorded_name
-from resource_manager.manager.plurals import counted, numbered_gpus
+from resource_manager.manager.plurals import counted, numbered_gpus, times
 
 T = TypeVar("T")
 
@@ -153,7 +153,9 @@ def describe(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -> 
         return f"{recorded_name(change)} on {content_of(change)}"
     if "request" in change:
         asks = "will ask" if change["change"] == "announced" else "asks"
-        return f"{recorded_name(change)} {asks} for {counted(change['request'].get('gpus', 0), 'GPU')}"
+        request = change["request"]
+        gpus = request.get("gpus", 0) * request.get("gpu_milli", MILLI_PER_GPU) / MILLI_PER_GPU
+        return f"{recorded_name(change)} {asks} for {times(request.get('nodes', 1), counted(gpus, 'GPU'))}"
     subject = _name(change.get("lease_id", ""), names) or change.get("node", "")
     return f"{subject} {content_of(change, names)}".strip()
 

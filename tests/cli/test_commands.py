@@ -22,6 +22,8 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main, reconciling, target
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
+from resource_manager.manager.cluster_change import ApplyOptions
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -192,6 +194,24 @@ def test_status_says_why_a_server_or_gpu_is_closed_and_which_command_shows_a_ser
     done = run("status", "gpu-server-1")
     assert done.exit_code == 1
     assert "gpu-server-1 is a server: gpu-manager status --wide shows it" in done.stderr
+
+
+def test_status_says_that_a_server_is_retired(run: Run, manager: GPUResourceManager) -> None:
+    manager.submit("train", 2, server="gpu-server-3")
+    servers = [{"name": f"gpu-server-{number}", "gpus": 8, "cpus": 64} for number in range(3)]
+    manager.apply(ClusterForm.model_validate({"servers": servers}), ApplyOptions(retire=("gpu-server-3",)))
+    assert "retired: it leaves once its leases have ended" in run("status", "--wide").stdout
+    assert "  retired: it leaves" in run("top", "--once").stdout
+
+
+def test_a_part_of_a_gpu_is_shown_as_a_part(run: Run) -> None:
+    asked = ("--gpus", "1", "--cpus", "1", "--gpu-milli", "250")
+    parsed(run("allocate", "part", *asked, "--json"))
+    assert " 0 (25%) " in run("leases", "--wide").stdout
+    for server in range(4):
+        run("drain", str(server))
+    parsed(run("submit", "later", *asked, "--json"))
+    assert " 0.25 " in run("queue", "--wide").stdout
 
 
 def test_status_shows_free_used_and_closed_in_80_columns(run: Run) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.report_format import ReportError, read_report
+from resource_manager.cli import tables
 from resource_manager.core.changes import AgentLost, Change, InventoryChanged, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
@@ -200,6 +201,10 @@ def test_a_silent_server_takes_no_new_leases_until_its_agent_reports(pair: Servi
     assert report_b(pair, 20) == [], "once"
     row = pair.server
     assert (row["state"], row["silent_since"], row["closed_gpus"]) == ("ERROR", 1e6 + 10, 0)
+    console = tables.console(wide=True)
+    with console.capture() as shown:
+        console.print(tables.status(pair.manager.summary(), [], []))
+    assert "silent since 1970-01-12T13:46Z" in shown.get()
     assert pair.manager.status_of("t")["state"] == "RUNNING", "its leases stay"  # type: ignore[index]
     refusal = pair.manager.allocate("u", 1, 1, server="gpu-a")
     assert isinstance(refusal, Refusal)

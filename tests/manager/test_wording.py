@@ -49,6 +49,8 @@ CPUS = Lease(Request("t"), (Placement("a"),), 1, 0.0, sequence=2)
     ("change", "words"),
     [
         (Queued(Request("t", 2), 0.0, 1, 0.0), f"t {short_id(1)} asks for 2 GPUs"),
+        (Queued(Request("t", 1, gpu_milli=250), 0.0, 1, 0.0), f"t {short_id(1)} asks for 0.25 GPUs"),
+        (Queued(Request("t", 8, nodes=2), 0.0, 1, 0.0), f"t {short_id(1)} asks for 2 × 8 GPUs"),
         (Granted(GANG, 0.0), f"t {short_id(1)} on a, GPUs 0, 1; b, GPUs 2, 3"),
         (Granted(CPUS, 0.0), f"t {short_id(2)} on a, no GPU"),
         (JobPlaced("t", 1, (JobPlace("ssh", "a:22"), JobPlace("ssh", "b:22")), 0.0), "t a:22, b:22"),
