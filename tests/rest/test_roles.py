@@ -176,13 +176,14 @@ def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Persistenc
     log_in(client, kept, Role.OPERATOR)
     payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     assert client.post("/api/allocate", json=payload).status_code == 403
-    assert client.post("/act/servers/0/drain", data={}).status_code == 403
+    assert client.post("/act/servers/drain", data={}).status_code == 403
     token = csrf_of(client)
     assert (
         client.post("/api/allocate", json=payload, headers={"X-CSRF-Token": token + "x"}).status_code == 403
     )
     assert client.post("/api/allocate", json=payload, headers={"X-CSRF-Token": token}).status_code == 200
-    assert client.post("/act/servers/0/drain", data={"csrf_token": token}).status_code == 303
+    form = {"csrf_token": token, "server": "gpu-server-0"}
+    assert client.post("/act/servers/drain", data=form).status_code == 303
     other = as_role(None)
     log_in(other, kept, Role.READER)
     assert (

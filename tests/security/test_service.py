@@ -87,7 +87,7 @@ def test_a_cookie_of_another_service_is_refused(service: Service, kept: Persiste
         assert other.get("/api/status").status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/act/servers/0/drain", "/act/servers/0/resume", "/logout"])
+@pytest.mark.parametrize("path", ["/act/servers/drain", "/act/servers/resume", "/logout"])
 def test_an_action_of_the_console_needs_its_csrf_token(
     path: str, service: Service, kept: Persistence
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_body_above_the_limit_is_refused(as_role: AsRole, content_type: str) -
         assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/login", "/act/release", "/act/servers/0/drain"])
+@pytest.mark.parametrize("path", ["/login", "/act/release", "/act/servers/drain"])
 def test_a_form_above_its_smaller_limit_is_refused_on_a_page(path: str, as_role: AsRole) -> None:
     """Before the log-in anybody may send one, and a form of a megabyte takes half a second to read."""
     answer = as_role(None if path == "/login" else Role.OPERATOR).post(path, data={"reason": "x" * 2**16})

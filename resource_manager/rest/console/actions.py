@@ -15,28 +15,28 @@ from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import demand_form, lease_page
-from resource_manager.rest.console.forms import TaskForm, form_of
+from resource_manager.rest.console.forms import DrainForm, ResumeForm, TaskForm, form_of
 from resource_manager.rest.console.pages import plain, routes, what_if_page
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import CancelBody, DrainBody, PreemptBody, ReleaseBody, ResumeBody
+from resource_manager.rest.schemas import CancelBody, PreemptBody, ReleaseBody
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR)
-def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
+@routes.add("POST", "/act/servers/drain", Role.OPERATOR)
+def act_drain(service: Service, caller: Identity) -> Any:
     """Drain."""
-    body = form_of(DrainBody)
-    server = api.servers.drain(service, caller, body, server_id)
-    return _back_from(server, body.gpu, "takes no new leases")
+    form = form_of(DrainForm)
+    server = service.manager.drain(form.server, form.gpu, reason=form.reason, failed=form.failed)
+    return _back_from(server, form.gpu, "takes no new leases")
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR)
-def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
+@routes.add("POST", "/act/servers/resume", Role.OPERATOR)
+def act_resume(service: Service, caller: Identity) -> Any:
     """Resume."""
-    body = form_of(ResumeBody)
-    server = api.servers.resume(service, caller, body, server_id)
-    return _back_from(server, body.gpu, "takes leases again")
+    form = form_of(ResumeForm)
+    server = service.manager.resume(form.server, form.gpu)
+    return _back_from(server, form.gpu, "takes leases again")
 
 
 def _back_from(server: ServerSummary, gpu: int | str | None, what: str) -> Any:

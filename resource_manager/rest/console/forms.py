@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest import auth
-from resource_manager.rest.schemas import Query
+from resource_manager.rest.schemas import DrainBody, Query, ResumeBody
 
 PER_PAGE = 100
 
@@ -55,6 +55,16 @@ class EventsQuery(Query):
     """Events after a version of the state."""
 
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+
+class ResumeForm(ResumeBody):
+    """Server that a button acts on, by its name: an `apply` may give its number to another one meanwhile."""
+
+    server: Text
+
+
+class DrainForm(ResumeForm, DrainBody):
+    """The same with what a drain says."""
 
 
 class TaskForm(Query):

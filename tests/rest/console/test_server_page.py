@@ -16,6 +16,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short_id
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.rest.console.history_pages import RecentChanges
 from resource_manager.rest.console.server_history import health_history
 from resource_manager.rest.service import Service
@@ -124,7 +125,7 @@ def test_an_operator_opens_a_gpu_from_the_page(as_role: AsRole, manager: GPUReso
     olga = as_role(Role.OPERATOR, "olga")
     page = text_of(olga, "/servers/0")
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
-    done = olga.post("/act/servers/0/resume", data={"csrf_token": csrf, "gpu": "3"})
+    done = olga.post("/act/servers/resume", data={"csrf_token": csrf, "server": "gpu-a", "gpu": "3"})
     assert (done.status_code, done.headers["Location"]) == (303, "/servers/0")
     assert [each["gpu_id"] for each in manager.server(0)["gpus_closed"]] == [1, 4]
     assert "GPU 3 opened" in text_of(olga, "/servers/0")
@@ -138,11 +139,36 @@ def test_an_operator_drains_a_gpu_from_the_page(as_role: AsRole, manager: GPURes
     assert "Drain GPU 3" not in page, "it is closed"
     assert "GPU 3 takes new leases again." in page
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
-    olga.post("/act/servers/0/drain", data={"csrf_token": csrf, "gpu": "0", "reason": "fans"})
+    form = {"csrf_token": csrf, "server": "gpu-a", "gpu": "0", "reason": "fans"}
+    olga.post("/act/servers/drain", data=form)
     assert "GPU 0 of gpu-a takes no new leases." in text_of(olga, "/servers/0")
     page = text_of(as_role(Role.READER), "/servers/0")
     assert "GPU 0 closed: drained; fans, by olga" in page
     assert "<strong>closed</strong> drained; fans" in page
+
+
+def test_a_button_acts_on_the_server_that_it_names_or_on_none(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    """Numbers count places in the file: once the first server has left, each is another server's."""
+    servers = [{"name": name, "gpus": 8, "cpus": 8} for name in "abcd"]
+    manager.apply(ClusterForm.model_validate({"servers": servers}))
+    for name in "cd":
+        manager.drain(name)
+    olga = as_role(Role.OPERATOR, "olga")
+    [(action, hidden)] = re.findall(
+        r'id="resume-2".*?<form[^>]* action="([^"]+)">(.*?)<h2', text_of(olga, "/"), re.DOTALL
+    )
+    form = dict(re.findall(r'name="(\w+)" value="([^"]*)"', hidden))
+    manager.apply(ClusterForm.model_validate({"servers": servers[1:]}))
+    assert olga.post(action, data=form).status_code == 303
+    assert [(each["server_name"], each["drained"]) for each in manager.servers()] == [
+        *[("b", False), ("c", False), ("d", True)]
+    ]
+    manager.apply(ClusterForm.model_validate({"servers": servers[3:]}))
+    gone = olga.post(action, data=form)
+    assert (gone.status_code, "'c' is not in the inventory" in html.unescape(gone.text)) == (400, True)
+    assert [each["drained"] for each in manager.servers()] == [True]
 
 
 def test_a_gpu_that_an_operator_closed_is_no_alert_and_no_fault(
