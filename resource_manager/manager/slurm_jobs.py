@@ -20,14 +20,12 @@ from resource_manager.manager.results import SlurmJob
 from resource_manager.scheduling.accounting.gpu_hours import FAILED, NONE, PREEMPTED, USED, GpuHours, Segment
 from resource_manager.scheduling.accounting.lives import Wait
 from resource_manager.storage import Store
+from resource_manager.storage.reports import RECORD_TTL_S
 
 SOURCE = "slurm"
 
 INDEX = f"{SOURCE}/"
 """Name, no server can have it, of the record with the names of the clusters, and begin of those of theirs."""
-
-KEPT_S = 3600.0
-"""Time for which a cluster whose watchers are silent is shown."""
 
 MAX_CLUSTERS = 16
 """Most clusters of which jobs are kept at once: any caller may name one."""
@@ -60,9 +58,9 @@ def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
             text = "{cluster}: jobs of {} clusters are kept already, as many as can be at once"
             raise InvalidRequestError(text, MAX_CLUSTERS, field="cluster")
         index = json.dumps([*names, cluster]).encode()
-        store.reports.put(INDEX, index, index, KEPT_S)
+        store.reports.put(INDEX, index, index, RECORD_TTL_S)
     record = JOBS.dump_json(list(jobs))
-    store.reports.put(f"{INDEX}{cluster}", record, record, KEPT_S)
+    store.reports.put(f"{INDEX}{cluster}", record, record, RECORD_TTL_S)
 
 
 def jobs_on_slurm(store: Store) -> list[SlurmJob]:
