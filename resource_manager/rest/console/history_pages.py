@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.recorded_changes import MAX_LOOKED_AT, PAGE, newest_changes
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.wording import by_whom
+
+HEALTH = {
+    "gpuclosed": "GPU {gpu_id} closed",
+    "gpuopened": "GPU {gpu_id} opened",
+    "agentseen": "watched by its agent",
+    "agentlost": "its agent is silent: no new leases",
+    "drained": "drained",
+    "resumed": "resumed",
+}
+"""Text of each kind of change that is about the health of a server."""
+
+MAX_SHOWN = 50
+"""Most changes of a server that its page shows."""
 
 History = Callable[[int, int], Sequence[Recorded]]
 """Changes after a version, oldest first, so many at most."""
@@ -54,3 +69,15 @@ def is_called(change: Recorded, name: str) -> bool:
     """Return True if a change brings the lease or pending request with that short id or display name."""
     shown, _, short_id = recorded_name(change).rpartition(" ")
     return bool(short_id) and name in (shown, short_id)
+
+
+def health_history(newest_first: Iterable[Recorded], server: str) -> list[Recorded]:
+    """Return the server's last changes of health, the newest first, among these changes."""
+    found = (change for change in newest_first if change["change"] in HEALTH and change["node"] == server)
+    return list(islice(found, MAX_SHOWN))
+
+
+def describe_health(change: Mapping[str, Any]) -> str:
+    """Return one of these changes as a phrase."""
+    text = "marked as failed" if change.get("failed") else HEALTH[change["change"]].format_map(change)
+    return by_whom(f"{text}: {change['reason']}" if change.get("reason") else text, change)

@@ -30,7 +30,7 @@ from resource_manager.rest.console import (
     timeline,
     use_page,
 )
-from resource_manager.rest.console.server_history import describe_change, health_history
+from resource_manager.rest.console.history_pages import describe_health, health_history
 from resource_manager.rest.events import CLIENT_GONE, EventStream
 from resource_manager.rest.openapi import document
 from resource_manager.rest.problems import ProblemError, from_validation
@@ -109,7 +109,7 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
         raise left
     recent = service.recent.newest(service.manager.history, shown["totals"]["version"])
     changes = health_history(recent, shown["row"].name)
-    more = {"use": uses[0], "changes": changes, "describe": describe_change}
+    more = {"use": uses[0], "changes": changes, "describe": describe_health}
     return _page("server.html", service, caller, **more, **shown)
 
 
@@ -134,9 +134,9 @@ def lease(service: Service, caller: Identity, query: forms.LeaseQuery) -> Any:
 @routes.add("GET", "/leases", Role.READER)
 def leases(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
     """Leases."""
+    text = query.q.casefold()
 
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
-        text = query.q.casefold()
         found = [
             lease
             for lease in (*cluster.leases.values(), *cluster.remainders.values())
@@ -154,7 +154,6 @@ def leases(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
         rows = [cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
-    text = query.q.casefold()
     on_slurm = [
         job
         for job in service.manager.slurm_jobs()
@@ -331,7 +330,6 @@ def _waiting(entry: dict[str, Any], cluster: ClusterState, caller: Identity) -> 
         "asks": cells.gpus_asked(request),
         "types": ", ".join(request.gpu_types),
         "cpus": counted(float(entry["required_cpus"]), "CPU"),
-        "start": entry["estimated_start"],
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }
 

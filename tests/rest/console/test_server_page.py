@@ -17,8 +17,7 @@ from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short_id
 from resource_manager.manager.cluster_file.sections import ClusterForm
-from resource_manager.rest.console.history_pages import RecentChanges
-from resource_manager.rest.console.server_history import health_history
+from resource_manager.rest.console.history_pages import RecentChanges, health_history
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
