@@ -105,6 +105,30 @@ def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -
     b.picture(page, "console-live")
 
 
+def test_servers_come_and_go_without_a_reload(page: Any, service: b.Service) -> None:
+    b.log_in(page, service, "olga")
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    page.evaluate("window.same = true")
+    for count in (5, 4):
+        servers = [{"name": "gpu-server-{id}", "count": count, "gpus": 8, "gpu_type": "A100", "cpus": 64}]
+        with service.client("olga") as olga:
+            olga.put("/api/cluster", json={"sections": {"servers": servers}}).raise_for_status()
+        b.expect(page.locator(".server")).to_have_count(count)
+    assert page.evaluate("window.same") is True
+
+
+def test_a_browser_whose_clock_is_ahead_shows_the_service_s_ages(chromium: Any, service: b.Service) -> None:
+    context = chromium.new_context()
+    context.add_init_script("const now = Date.now; Date.now = () => now() + 600000;")
+    page = context.new_page()
+    b.log_in(page, service, "vera")
+    page.goto(service.url + "/leases")
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    allocate(service, "ursula", "t")
+    b.expect(page.locator("time[data-since]")).to_have_text(re.compile(r"\d+ s"))
+    context.close()
+
+
 def test_an_operator_drains_and_resumes(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "olga")
     row = page.locator("#server-1")

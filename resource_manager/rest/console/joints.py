@@ -1,4 +1,4 @@
-"""Names that browsers may break between their words."""
+"""Names that browsers may break between their words, and that order nothing beside them."""
 
 from __future__ import annotations
 
@@ -11,5 +11,8 @@ JOINT = re.compile(r"(?<=[._/])")
 
 
 def joints(name: str) -> Markup:
-    """Return the name as HTML that breaks between its words, and nowhere else if a line has room for them."""
-    return Markup("<wbr>").join(JOINT.split(name))
+    """Return the name as HTML that breaks between its words, and nowhere else if a line has space for them.
+
+    One that is written from right to left turns nothing around that stands beside it.
+    """
+    return Markup("<bdi>%s</bdi>") % Markup("<wbr>").join(JOINT.split(name))

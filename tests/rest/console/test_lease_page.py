@@ -314,7 +314,7 @@ def test_the_overview_names_what_is_wrong_and_who_waits(manager: GPUResourceMana
     assert "failed: <fan>" in text
     [waits] = manager.queue()
     name = waits["name"].replace("/", "/<wbr>").replace(".", ".<wbr>")
-    assert f"vision / {name}</a> <code>{waits['short_id']}</code> · 8 GPUs" in text
+    assert f"vision / <bdi>{name}</bdi></a> <code>{waits['short_id']}</code> · 8 GPUs" in text
     assert manager.queue()[0]["reason"] in text
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from flask.testing import FlaskClient
 
+import resource_manager.rest.console
 from resource_manager import GPUResourceManager
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.rest.console.forms import PER_PAGE
 from resource_manager.rest.tokens import Role
 
 AsRole = Callable[..., FlaskClient]
+TEMPLATES = Path(resource_manager.rest.console.__file__).parent / "templates"
 
 
 def text_of(client: FlaskClient, path: str) -> str:
@@ -46,3 +51,49 @@ def test_a_list_leads_to_the_dialog_of_the_page_that_asks(
         links = re.findall(r'href="([^"]+)" data-ask="(\w+)"', html.unescape(text_of(ada, path)))
         assert [name for _, name in links] == [dialog], path  # none of bob's
         assert f'<div popover id="{dialog}"' in text_of(ada, links[0][0])
+
+
+def current_part(page: str) -> str:
+    """Return the part of a page that its script replaces while the page is open."""
+    begin = page.index('<div id="list" data-fragment=')
+    depth = 0
+    for found in re.finditer(r"<(/?)div\b", page[begin:]):
+        depth += -1 if found[1] else 1
+        if not depth:
+            return page[begin : begin + found.start()]
+    raise AssertionError("it has no end")
+
+
+def test_the_pages_of_a_list_are_as_current_as_the_list(manager: GPUResourceManager, as_role: AsRole) -> None:
+    servers = [{"name": "s-{id}", "count": PER_PAGE + 1, "gpus": 8, "cpus": 1000}]
+    manager.apply(ClusterForm.model_validate({"servers": servers}))
+    for number in range(PER_PAGE + 1):
+        manager.submit(f"part-{number}", 1, server="s-0", gpu_milli=10)
+    for number in range(PER_PAGE + 1):
+        manager.submit(f"waits-{number}", 8, server="s-0")
+    reader = as_role(Role.READER)
+    for path in ("/", "/leases", "/queue", "/timeline"):
+        page = text_of(reader, path)
+        assert "Page 1 of 2" in current_part(page), path
+        assert page.count("Page 1 of 2") == 1, path
+
+
+def test_a_page_says_what_time_it_is_by_which_ages_are_reckoned(as_role: AsRole) -> None:
+    for path in ("/", "/leases", "/queue"):
+        found = re.search(r'<body [^>]*data-now="([\d.]+)"', text_of(as_role(Role.READER), path))
+        assert found is not None, path
+        assert float(found[1]) > 1e9
+
+
+def test_a_time_to_come_begins_with_its_in() -> None:
+    """The script of the pages writes `in 5 min` into each of them, as time goes on."""
+    texts = [path.read_text(encoding="utf-8") for path in TEMPLATES.glob("*.html")]
+    times = [found for text in texts for found in re.findall(r"<time data-until=[^>]*>(...)", text)]
+    assert set(times) == {"in "}
+
+
+def test_a_name_from_right_to_left_turns_nothing_beside_it(
+    manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    manager.submit("אימון", 2)
+    assert "<bdi>אימון</bdi></a> <code>" in text_of(as_role(Role.READER), "/leases")

@@ -126,7 +126,7 @@ def test_estimates_are_shown_with_what_came_true(as_role: AsRole, manager: GPURe
         manager.submit(comes, 8)
     manager.queue()
     text = page(as_role, "/estimates")
-    assert re.search(r"&lt;last&gt; \w{4}</a></td><td ", text), "called as on every other page"
+    assert re.search(r"&lt;last&gt; \w{4}</bdi></a></td><td ", text), "called as on every other page"
     assert re.search(r'>all</td><td data-label="Estimates">2</td><td data-label="Inside">\d+ %</td>', text)
 
 

@@ -35,6 +35,12 @@ def test_the_form_has_every_field_of_a_demand(as_role: AsRole) -> None:
     assert named - {"for"} == set(Demand.model_fields) - {"lease_id", "ttl"}
 
 
+def test_a_part_of_a_gpu_that_nothing_enforces_is_said_before_it_is_taken(as_role: AsRole) -> None:
+    text = page(as_role(Role.READER), gpus="1", gpu_milli="250")
+    assert "Its part of the GPU is accounted, not enforced: no MPS daemon is kept on gpu-server-0." in text
+    assert "Its part" not in page(as_role(Role.READER), gpus="2")
+
+
 def test_the_form_and_its_errors_name_the_fields_in_words(as_role: AsRole) -> None:
     text = page(as_role(Role.USER), gpus="0.5")
     labels = re.findall(r"<label>([^<]+)<", text)

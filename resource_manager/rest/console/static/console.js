@@ -9,22 +9,29 @@
   let version = Number(body.dataset.version || 0);
   let pending = new Set();
   let everything = false;
+  let relist = false; // whether servers may have come or gone
   let missed = false; // whether something fresh was left out, since somebody uses what it would replace
   let timer = null;
   let busy = false;
   let refreshed = -Infinity;
   let source = null;
+  let ahead = 0; // seconds by which this machine's clock is ahead of the service's
 
   function inUse(element) {
     return element.contains(document.activeElement) && document.activeElement !== document.body
       ? true : element.querySelector("details[open], :popover-open") !== null;
   }
 
+  function reckon(shown) {
+    if (shown.body.dataset.now) ahead = Date.now() / 1000 - shown.body.dataset.now;
+    return shown;
+  }
+
   async function page(url) {
     const response = await fetch(url, { headers: { Accept: "text/html" }, credentials: "same-origin" });
     if (response.redirected && new URL(response.url).pathname === root + "/login") location.reload(); // leads there
     if (!response.ok || response.redirected) throw new Error(String(response.status));
-    return new DOMParser().parseFromString(await response.text(), "text/html");
+    return reckon(new DOMParser().parseFromString(await response.text(), "text/html"));
   }
 
   function replace(old, fresh) {
@@ -37,16 +44,17 @@
     refreshed = performance.now();
     if (busy) return later();
     busy = true;
-    const ids = pending, all = everything;
+    const ids = pending, all = everything, whole = relist;
     pending = new Set();
-    everything = missed = false;
+    everything = missed = relist = false;
     try {
-      const own = document.querySelector("[data-fragment=self]");
+      const own = document.querySelector(whole ? "[data-fragment]" : "[data-fragment=self]");
       if (own) {
         const fresh = await page(location.href);
-        replace(own, fresh.querySelector("[data-fragment=self]"));
+        replace(own, fresh.querySelector("[data-fragment]"));
+        relist = whole && missed;
       }
-      await refreshRows(ids, all);
+      if (!whole || relist) await refreshRows(ids, all);
       const parts = document.querySelectorAll("[data-part]");
       if (parts.length) {
         const fresh = await page(root + "/fragments/side");
@@ -57,6 +65,7 @@
     } catch (error) {
       ids.forEach((id) => pending.add(id)); // what was lost is asked for again
       everything = everything || all;
+      relist = relist || whole;
       show("off");
       setTimeout(later, POLL_MS);
     } finally {
@@ -98,14 +107,14 @@
     source.addEventListener("change", (event) => {
       const notice = JSON.parse(event.data);
       version = notice.version;
-      if (notice.servers === null) everything = true;
+      if (notice.servers === null) everything = relist = true;
       else notice.servers.forEach((id) => pending.add(id));
       later();
     });
     source.onerror = () => {
       show("off");
       if (source.readyState === EventSource.CLOSED) {
-        everything = true;
+        everything = relist = true;
         later();
         setTimeout(follow, POLL_MS);
       }
@@ -120,7 +129,7 @@
   }
 
   function tick() {
-    const now = Date.now() / 1000;
+    const now = Date.now() / 1000 - ahead;
     for (const time of document.querySelectorAll("time[data-since]")) time.textContent = words(now - time.dataset.since);
     for (const time of document.querySelectorAll("time[data-until]")) time.textContent = "in " + words(time.dataset.until - now);
   }
@@ -181,6 +190,7 @@
       document.dispatchEvent(new Event("themechange"));
     });
   }
+  reckon(document);
   if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment], [data-part]")) follow();
   setInterval(tick, 10000);
   setInterval(() => {
