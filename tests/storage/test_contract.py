@@ -1321,6 +1321,20 @@ def test_jobs_end_by_time_which_an_empty_text_changes(open_client: OpenStore) ->
     assert texts(store, other) == {other: "job"}
 
 
+def test_a_text_is_stored_again_under_a_name_whose_time_was_over(open_client: OpenStore) -> None:
+    """As the job of a request whose id was used last week."""
+    store, reader = open_client(), open_client()
+    cluster = started(store)
+    name, other = "a" * 32, "b" * 32
+    store_jobs(store, cluster, "a", JobRow(name, "me", "first", 0.05))
+    store.jobs.write([JobRow(other, "", "first", 0.05)])
+    wait_for(lambda: texts(store, name, other) == {})
+    store_jobs(store, cluster, "b", JobRow(name, "you", "second", 3600))
+    store.jobs.write([JobRow(other, "", "second", 3600)])
+    assert texts(reader, name, other) == {name: "second", other: "second"}
+    assert reader.jobs.bytes_of("you") == len("second")
+
+
 def test_jobs_are_counted_for_their_caller(open_client: OpenStore) -> None:
     store, reader = open_client(), open_client()
     cluster = started(store)

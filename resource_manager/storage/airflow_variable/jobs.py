@@ -39,11 +39,11 @@ class VariableJobs:
     def write(self, rows: Sequence[JobRow]) -> None:
         """Store the rows of a commit, or of none, and drop what has reached its end."""
         now = self._clock()
+        if rows:  # listed first: what goes with the list is the earlier text of a name whose time was over
+            self._try(partial(self._note, rows, now))
         for row in rows:
             if row.text:
                 self._try(partial(self._put, self._prefix + row.name, row.text))
-        if rows:
-            self._try(partial(self._note, rows, now))
 
     def _try(self, write: Callable[[], bool]) -> None:
         """Write until nobody else did meanwhile; raises `StoreUnavailableError` if somebody always does."""

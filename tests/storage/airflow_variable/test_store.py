@@ -463,7 +463,7 @@ class TestJobsThatOthersStoreToo:
             jobs.write([JobRow("ring", "", "rung", 60.0)])
             return variables.write(key, text, before)
 
-        variables.next_writes = [variables.write, after_another]
+        variables.next_writes = [after_another]
         jobs.write([JobRow("job", "ada", "the job", 60.0)])
         assert jobs.texts(["job", "ring"]) == {"job": "the job", "ring": "rung"}
         assert jobs.bytes_of("ada") == len("the job")
@@ -475,7 +475,7 @@ class TestJobsThatOthersStoreToo:
             jobs.write([JobRow("ring", "", "first", 60.0)])
             return variables.write(key, text, before)
 
-        variables.next_writes = [after_another]
+        variables.next_writes = [variables.write, after_another]
         jobs.write([JobRow("ring", "", "last", 60.0)])
         assert jobs.texts(["ring"]) == {"ring": "last"}
 
@@ -489,7 +489,7 @@ class TestJobsThatOthersStoreToo:
             variables.texts[key] = before or "{}"
             return written
 
-        variables.next_writes = [variables.write, before_a_task]
+        variables.next_writes = [before_a_task]
         jobs.write([JobRow("job", "ada", "the job", 60.0)])
         assert jobs.texts(["job"]) == {"job": "the job"}
         variables.next_writes = [before_a_task]
@@ -498,6 +498,6 @@ class TestJobsThatOthersStoreToo:
         assert jobs.texts(["job"]) == {"job": "the job"}
 
     def test_rows_that_cannot_be_listed_are_an_outage(self, jobs: VariableJobs, variables: Variables) -> None:
-        variables.next_writes = [variables.write, *(99 * [lambda key, text, before: False])]
+        variables.next_writes = [lambda key, text, before: False] * 99
         with pytest.raises(StoreUnavailableError, match="'v_jobs': others wrote it meanwhile"):
             jobs.write([JobRow("job", "ada", "the job", 60.0)])
