@@ -167,8 +167,9 @@ class Store(Protocol):
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         """Begin a recovery window because of that jump, unless that was done before.
 
-        Return the window, which may be over, and whether it was begun now. In it commits that grant, or
-        expire leases, raise `StateUnconfirmedError`.
+        Return the window, which may be over, and whether it was begun by this very jump: now, or by an
+        earlier try whose answer was lost. No two processes see one jump to the same fraction of a second.
+        In the window commits that grant, or expire leases, raise `StateUnconfirmedError`.
         """
 
     def lock(self, replica: ClusterState | None = None) -> Lock:

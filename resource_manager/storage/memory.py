@@ -189,7 +189,7 @@ class MemoryStore:
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         with self._mutex:
             if jump.is_known(self._suspension.clock_jump_s, self._suspended_at):
-                return self._suspension, False
+                return self._suspension, self._suspension.clock_jump_s == jump.seconds
             self._suspended_at = self._clock()
             self._suspension = Suspension(self._suspended_at + self._window_s, jump.seconds)
             return self._suspension, True

@@ -1038,6 +1038,19 @@ def test_a_jump_is_stored_once_and_its_opposite_again(open_client: OpenStore) ->
     assert store.suspend(ClockJump(3600.0, store.now() + 1))[1], "another one, later"
 
 
+def test_a_jump_that_is_told_again_is_still_that_of_who_told_it(open_client: OpenStore) -> None:
+    """Its first answer may have been lost: else nobody would give leases back what it took of them."""
+    store, other = open_client(), open_client()
+    started(store, ClusterSettings(confirmation_window_s=60.0))
+    other.refresh(None)
+    jump = ClockJump(3600.0123456789, store.now() - 10)
+    until = store.suspend(jump)[0].until
+    again, is_begun = store.suspend(jump)
+    assert is_begun
+    assert again.until == pytest.approx(until, abs=2), "no second window"
+    assert not other.suspend(ClockJump(3600.0123, jump.since))[1]
+
+
 def test_each_machine_is_known_by_what_it_saw_last(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     started(store)

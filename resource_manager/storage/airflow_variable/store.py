@@ -253,7 +253,7 @@ class VariableStore:
                 until = now + stored.cluster.settings.confirmation_window_s
                 self._write(replace(stored, suspended=(until, jump.seconds, now)), lock, text)
             self.suspension = Suspension(until, jump.seconds)
-            return self.suspension, is_new
+            return self.suspension, is_new or clock_jump_s == jump.seconds
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)

@@ -233,7 +233,7 @@ class RedisStore:
             STORED_FORMAT,
             self.incarnation,
             self._confirmation_window_s,
-            round(jump.seconds, 3),
+            jump.seconds,
             jump.since,
             CLOCK_TOLERANCE_S,
         )

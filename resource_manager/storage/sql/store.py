@@ -227,8 +227,8 @@ class SqlStore:
             tolerance_s=CLOCK_TOLERANCE_S,
             since=jump.since,
         )
-        self._state()
-        return self.suspension, begun == 1
+        row, _ = self._state()
+        return self.suspension, begun == 1 or (row is not None and row.clock_jump_s == jump.seconds)
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return SqlLock(self.database)

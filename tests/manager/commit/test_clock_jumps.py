@@ -19,6 +19,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import recovery
 from resource_manager.storage import Store
 from resource_manager.storage.clock import ClockJump, Reading
+from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import Sighting
 from resource_manager.storage.sql import sqlite
@@ -107,6 +108,27 @@ def test_a_jump_back_keeps_the_lock_of_nobody_who_died(moved: Moved, who: str) -
         holder.release()
     assert other.acquire(20.0)
     other.release()
+
+
+def test_a_lease_is_given_back_what_a_jump_took_though_the_first_answer_was_lost(
+    moved: Moved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, worker = moved.user("a"), moved.user()
+    lease = worker.allocate("train", 8, server=0, ttl=900.0)
+    assert isinstance(lease, Lease)
+    moved.jump(HOUR_S)
+    suspend = service.store.suspend
+
+    def lost(jump: ClockJump) -> None:
+        monkeypatch.setattr(service.store, "suspend", suspend)
+        suspend(jump)
+        raise outage("no answer")
+
+    monkeypatch.setattr(service.store, "suspend", lost)
+    for _ in range(2):
+        service.expire_and_schedule()
+    assert [change["change"] for change in service.history()][-1:] == ["renewed"]
+    assert service.store.suspend == suspend, "the answer was lost"
 
 
 @pytest.mark.thorough
