@@ -237,7 +237,10 @@ class Listener(dialect.Poller):
         if time.monotonic() < self._listens_at or ahead > LISTEN_BEHIND:
             return super().wait(seconds, ahead)
         self._listens_at = math.inf
-        connection = self._lend()
+        try:
+            connection = self._lend()
+        except Exception:  # there is none: it goes on polling, and its next look says if the server is away
+            return False
         driver: Any = connection.driver_connection
         if driver.prepare_threshold is None:  # a pooler is in between
             connection.close()

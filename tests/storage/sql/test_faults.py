@@ -280,6 +280,18 @@ def test_waiters_are_woken_directly_and_poll_behind_a_pooler(
     assert not polling.wait(0.001, 0)
 
 
+def test_a_waiter_that_gets_no_connection_to_be_woken_by_goes_on_polling(
+    postgresql: Postgres, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.storage.sql.postgresql.LISTEN_AFTER_S", 0.0)
+    postgresql.psql("DROP ROLE IF EXISTS single; CREATE ROLE single LOGIN CONNECTION LIMIT 1")
+    url = f"postgresql://single@127.0.0.1:{postgresql.port}/postgres"
+    database = stack.enter_context(closing(Database(url)))
+    waiter = stack.enter_context(closing(database.waiter("t")))
+    with closing(database.connection()):  # as another thread, which has the only one meanwhile
+        assert [waiter.wait(0.001, 0) for _ in range(3)] == [False] * 3
+
+
 def test_transactions_that_disturb_each_other_are_tried_again(postgresql: Postgres, stack: ExitStack) -> None:
     postgresql.psql("DROP ROLE IF EXISTS strict; CREATE ROLE strict LOGIN SUPERUSER")
     postgresql.psql("ALTER ROLE strict SET default_transaction_isolation = 'serializable'")
