@@ -84,8 +84,9 @@ class SqlSessions:
             execute(
                 connection,
                 "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
-                "AND expires_at <= :now",
+                "AND (expires_at <= :now OR session_id = :session_id)",
                 token_id=token_id,
+                session_id=session_id,
                 now=now,
             )
             execute(

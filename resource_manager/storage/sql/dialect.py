@@ -60,7 +60,12 @@ NEXT_WAITER = (
 )
 """The token to which the lock is handed on; as its row is locked, it cannot leave the line meanwhile."""
 
-ENTER = "INSERT INTO {lock} (namespace, token, expires_at) SELECT :namespace, :token, {now} + :heartbeat_s"
+ENTER = (
+    "INSERT INTO {lock} (namespace, token, expires_at) SELECT :namespace, :token, {now} + :heartbeat_s "
+    "FROM ({unsynced}) AS single WHERE NOT EXISTS (SELECT 1 FROM {lock} l WHERE l.token = :token)"
+)
+"""A waiter gets into the line once, also where this is sent again because its answer was lost."""
+
 LEAVE_NEXT = "DELETE FROM {lock} WHERE token = (SELECT lock_token FROM {state} WHERE namespace = :namespace)"
 
 
@@ -224,8 +229,9 @@ class Dialect(Protocol):
     """One kind of database, with its own SQL and the module of its `driver`.
 
     `now` is its clock in seconds since 1970, `server` names who holds the data, `lock_row` ends a SELECT that
-    reserves its row, `wake` wakes a waiter for the lock (empty where nothing can), `in_style` writes the
-    parameters `:name` as the driver wants them.
+    reserves its row, `unsynced` has what this statement writes not wait for the disk where the server can,
+    `wake` wakes a waiter for the lock (empty where nothing can), `in_style` writes the parameters `:name` as
+    the driver wants them.
     """
 
     title: str
@@ -237,6 +243,7 @@ class Dialect(Protocol):
     prefix: str = ""
     wake: str = ""
     lock_row: str = " FOR UPDATE"
+    unsynced: str = "SELECT 1 AS one"
     json: Json
 
     def engine(self) -> Engine:
@@ -338,7 +345,7 @@ def written(dialect: type[Any], statement: str) -> str:
     `{server}`, and parameters in the driver's style.
     """
     names = {name: dialect.quoted(name) for name in TABLES}
-    own = {name: getattr(dialect, name) for name in ("now", "server", "lock_row")}
+    own = {name: getattr(dialect, name) for name in ("now", "server", "lock_row", "unsynced")}
     full: str = dialect.in_style(statement.format(**names, **own))
     return full
 

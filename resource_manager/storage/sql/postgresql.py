@@ -109,6 +109,7 @@ class PostgreSQL(dialect.Dialect):
     )
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     wake = "SELECT " + WAKE.format(token=":token")
+    unsynced = "SELECT set_config('synchronous_commit', 'off', true)"
     json = POSTGRESQL
     schema: str | None = SCHEMA
 
@@ -171,10 +172,6 @@ class PostgreSQL(dialect.Dialect):
         )
         row = dialect.execute(self, connection, statement, values).fetchone()
         return bool(row[0]), row[1]
-
-    def enter(self, connection: dialect.Connection, values: Mapping[str, Any]) -> None:
-        unsynced = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
-        dialect.execute(self, connection, f"{dialect.ENTER} {unsynced}", values)
 
     def waiter(self, token: str, pace: dialect.Pace, lend: Callable[[], dialect.Connection]) -> Listener:
         return Listener(token, pace, lend)

@@ -154,6 +154,19 @@ def test_a_commit_whose_answer_was_lost_is_made_once(shared: SqlServer, stack: E
     assert fresh(store) == cluster.snapshot()
 
 
+def test_a_waiter_is_in_line_once_though_the_first_answer_was_lost(
+    shared: SqlServer, stack: ExitStack
+) -> None:
+    proxy, url = proxied(stack, shared)
+    database = stack.enter_context(closing(Database(url)))
+    line = "SELECT token FROM {lock} WHERE namespace = :namespace"
+    assert database.rows(line) == []
+    waiter = {"namespace": database.namespace, "token": uuid.uuid4().hex[:24], "heartbeat_s": 60.0}
+    proxy.lose_answers = 1
+    database.run(lambda connection: database.dialect.enter(connection, waiter))
+    assert [token for (token,) in database.rows(line)] == [waiter["token"]]
+
+
 def test_the_outcome_of_a_commit_without_an_answer_is_known_at_the_next_call(
     shared: SqlServer, stack: ExitStack
 ) -> None:

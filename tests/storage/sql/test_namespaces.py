@@ -152,6 +152,7 @@ def test_what_is_done_to_one_changes_nothing_in_the_other(stores: tuple[Store, S
 def test_a_session_is_of_one_token(stores: tuple[Store, Store]) -> None:
     _, sessions = of_service(stores[0])
     sessions.begin(NAMES[0], "x")
+    sessions.begin(NAMES[0], "x")  # sent again, as when its answer was lost
     for number in range(MAX_SESSIONS):
         sessions.begin(NAMES[1], f"y{number}")
     assert sessions.is_live(NAMES[0], "x"), "others have no part in its bound"
