@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +101,14 @@ class StoredJobs:
     def __init__(self, store: JobStore, keys: str) -> None:
         self._store = store
         self._fernet = _fernet(keys)
-        self._asking = threading.Lock()
-        self._counting = threading.Lock()
         self._counted: dict[str, tuple[float, int]] = {}
         """Of callers the time until which their bytes are known, and those bytes, the newest last."""
+        self.begin()
+        _open.add(self)
+
+    def begin(self) -> None:
+        """Begin with locks of its own, as in a forked child: no thread there gives back its parent's."""
+        self._asking, self._counting = threading.Lock(), threading.Lock()
 
     def row_of_job(self, lease_id: str, owner: str, job: Mapping[str, Any]) -> JobRow:
         """Return what a commit stores; raises `InvalidRequestError` and `TooManyJobsError`."""
@@ -298,6 +304,17 @@ class StoredJobs:
             another = " or another owner's: submit it again" if len(of) > 1 else ""
             raise CorruptStateError(f"what is stored as the {about} of {whose} is something else{another}")
         return said[-1]
+
+
+_open: weakref.WeakSet[StoredJobs] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for stored in list(_open):
+        stored.begin()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def check_job(job: Mapping[str, Any]) -> None:

@@ -235,7 +235,6 @@ class _Renewals:
             if lock._life_s / 10 < self._round_s:
                 self._round_s = lock._life_s / 10
                 self._changed.notify()
-            # A forked child inherits the object but not the thread; is_alive() detects that.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="gpu-manager-renewals", daemon=True)
                 self._thread.start()
@@ -263,3 +262,5 @@ class _Renewals:
 
 
 renewals = _Renewals()
+# No thread of a forked child goes on with what one of the parent began, and the parent renews its own locks.
+os.register_at_fork(after_in_child=renewals.__init__)  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from resource_manager.storage.jobs import (
     job_name,
 )
 from tests.builders import granted_lease
+from tests.forked import in_child
 
 NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
@@ -241,6 +243,27 @@ def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them() -> None:
     jobs.write([JobRow(job_name("t"), "ada", "x" * MAX_BYTES_OF_CALLER, RESULT_S)])
     with pytest.raises(TooManyJobsError):
         StoredJobs(jobs, "").row_of_job("v", "ada", large)
+
+
+def test_a_forked_child_stores_a_job_while_a_thread_of_its_parent_counts() -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    class Slow(MemoryJobs):
+        def bytes_of(self, caller: str) -> int:
+            if threading.current_thread() is thread:
+                inside.set()
+                over.wait(60)
+            return super().bytes_of(caller)
+
+    stored = StoredJobs(Slow(Clock()), "")
+    thread = threading.Thread(target=stored.row_of_job, args=("t", "ada", JOB))
+    thread.start()
+    assert inside.wait(60)
+    try:
+        assert in_child(lambda: len(stored.row_of_job("u", "ada", JOB)) - len(JobRow._fields)) == 0
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_that_jobs_are_not_encrypted_is_said() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from resource_manager.errors import LockError
-from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex, renewals
+from resource_manager.storage.locks import Lock, Meanwhile, ThreadLock, ThreadMutex, TimedLock, renewals
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.lock import SqlLock
 from tests.eventually import wait_for
+from tests.forked import in_child
 from tests.redis_server import RedisServer
 from tests.sql_servers import DATABASES
 
@@ -218,6 +219,63 @@ def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
     for thread in threads:
         thread.join()
     assert worst == 1
+
+
+# ---- locks that this process renews ----
+
+
+class CountedLock(TimedLock):
+    """A lock that anybody gets, and that counts how often it is renewed."""
+
+    def __init__(self) -> None:
+        super().__init__(life_s=0.06)
+        self.renewed = 0
+
+    def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float:
+        return time.monotonic()
+
+    def _extend(self, token: str) -> bool:
+        self.renewed += 1
+        return True
+
+    def _hand_on(self, token: str) -> bool:
+        return True
+
+
+class SlowLock(CountedLock):
+    """One at which its thread stands still, just as it is noted down as one to be renewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.over = threading.Event(), threading.Event()
+
+    def __hash__(self) -> int:
+        self.inside.set()
+        self.over.wait(60)
+        return 0
+
+
+def test_a_forked_child_renews_its_own_locks_and_waits_for_no_thread_of_its_parent() -> None:
+    """As where PyTorch forks its workers while another thread claims a lock: the child hung for good."""
+    parents, slow = CountedLock(), SlowLock()
+    assert parents.acquire(0)
+    thread = threading.Thread(target=slow.acquire, args=(0,))
+    thread.start()
+    assert slow.inside.wait(60)
+
+    def renewed_there() -> int:
+        before, own = parents.renewed, CountedLock()
+        assert own.acquire(0)
+        wait_for(lambda: own.renewed > 2)
+        return parents.renewed - before
+
+    try:
+        assert in_child(renewed_there) == 0
+    finally:
+        slow.over.set()
+        thread.join()
+        slow.release()
+        parents.release()
 
 
 # ---- locks between threads: a hand-off at the moment of the timeout ----

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -46,6 +43,7 @@ from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
 from resource_manager.storage.once import Once
 from tests.eventually import wait_for
+from tests.forked import in_child
 
 GPUS = 8
 
@@ -956,13 +954,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     thread.start()
     inside.wait(60)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python itself, since 3.12
-            child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            os._exit(transactions.read(lambda cluster, now: len(cluster.nodes)))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_child(lambda: transactions.read(lambda cluster, now: len(cluster.nodes))) == 0
     finally:
         over.set()
         thread.join()
