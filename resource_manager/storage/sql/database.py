@@ -74,6 +74,7 @@ class Database:
             )
         self.dialect = _dialect(f"{base}?{urlencode(options, quote_via=quote)}" if options else base)
         self.address = f"{self.dialect.title} at {errors.redact(url)}"
+        self._url = url
         self._guard = threading.Lock()
         self._creating = threading.Lock()
         self._engine: Engine | None = None
@@ -81,7 +82,7 @@ class Database:
         _open.add(self)
         self._created = False
         self._away_at = -math.inf
-        self.line = _line_of(self)
+        self.line = _line_of(url)
         self._pace = Pace()
         self.contended = False
         """Whether the last claim on the lock had to wait: then the next one stands in line at once."""
@@ -284,7 +285,7 @@ class Database:
     def forked(self) -> None:
         """Leave the parent's connections alone in a forked child."""
         self._guard, self._creating = threading.Lock(), threading.Lock()
-        self.line = _line_of(self)
+        self.line = _line_of(self._url)
         if self._engine is not None:
             self._engine.dispose(close=False)
         self._idle.clear()
@@ -312,8 +313,9 @@ class Line(ThreadMutex):
 _lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
 
 
-def _line_of(database: Database) -> Line:
-    return _lines.setdefault(f"{database.address} {database.namespace}", Line())
+def _line_of(url: str) -> Line:
+    # By the whole URL: its query may name the server, as `host` and `service` do.
+    return _lines.setdefault(url, Line())
 
 
 def _dispose(engine: Engine, idle: list[Connection]) -> None:

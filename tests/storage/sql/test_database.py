@@ -8,6 +8,7 @@ import pytest
 
 from resource_manager.errors import ResourceManagerError, SettingsError, StoreRefusedError
 from resource_manager.storage import open_store
+from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.sqlite import refuse_network
 from tests.sql_servers import MariaDB, Postgres
 
@@ -65,6 +66,12 @@ def test_sqlite_refuses_a_network_file_system(tmp_path: Path) -> None:
         refuse_network(tmp_path / "deep" / "state.db", mounts)
     mounts.write_text("\n".join([*lines, f"tmpfs {tmp_path}/deep tmpfs rw 0 0"]) + "\n")
     refuse_network(tmp_path / "deep" / "state.db", mounts)
+
+
+def test_only_the_threads_that_use_one_database_share_a_line_for_its_lock() -> None:
+    urls = [f"postgresql:///gpus?{query}" for query in ("host=/run/a", "host=/run/b", "service=b")]
+    databases = [Database(url) for url in [*urls, urls[0]]]
+    assert [databases[0].line is each.line for each in databases] == [True, False, False, True]
 
 
 def test_postgresql_says_what_is_wrong_with_the_login(postgresql: Postgres) -> None:
