@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 
 from resource_manager.errors import SettingsError, StoreError, redact
 from resource_manager.settings import Settings
@@ -15,9 +14,6 @@ from resource_manager.storage.redis import SCHEMES
 from resource_manager.storage.redis.client import RedisClient
 
 logger = logging.getLogger(__name__)
-
-
-Check = Callable[[], Iterable[Finding]]
 
 
 def check(settings: Settings) -> list[Finding]:
@@ -72,15 +68,12 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
     return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
 
 
-def _all(checks: Iterable[Check]) -> list[Finding]:
-    return [finding for each in checks for finding in each()]
-
-
 def _of_redis(url: str, *, holds_state: bool) -> list[Finding]:
     from resource_manager.storage.redis.check import CHECKS, CHECKS_OF_LOCK
 
     with closing(RedisClient.from_url(url)) as client:
-        return _all(partial(each, client) for each in (CHECKS if holds_state else CHECKS_OF_LOCK))
+        checks = CHECKS if holds_state else CHECKS_OF_LOCK
+        return [finding for each in checks for finding in each(client)]
 
 
 def _of_database(url: str) -> list[Finding]:
@@ -88,4 +81,4 @@ def _of_database(url: str) -> list[Finding]:
     from resource_manager.storage.sql.database import Database  # the driver is an extra
 
     with closing(Database(url)) as database:
-        return list(dict.fromkeys(_all(partial(each, database) for each in CHECKS)))
+        return list(dict.fromkeys(finding for each in CHECKS for finding in each(database)))

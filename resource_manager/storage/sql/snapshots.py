@@ -109,7 +109,8 @@ class Snapshots:
         last = newest - self._history_length
         if oldest is None or oldest > last:
             return -1
-        if self._history_length >= JUMP or not self._has_change(last):
+        there = "SELECT 1 FROM {change} WHERE namespace = :namespace AND version = :version"
+        if self._history_length >= JUMP or self._database.row(there, version=last) is None:
             # Versions have jumped since: then the changes are counted, all that are kept.
             row = self._database.row(
                 "SELECT version FROM {change} WHERE namespace = :namespace ORDER BY version DESC "
@@ -120,10 +121,6 @@ class Snapshots:
                 return -1
             last = int(row[0])
         return min(last, int(oldest) + MAX_DROPPED)
-
-    def _has_change(self, version: int) -> bool:
-        query = "SELECT 1 FROM {change} WHERE namespace = :namespace AND version = :version"
-        return self._database.row(query, version=version) is not None
 
 
 def _snapshot(text: str) -> Snapshot:
