@@ -201,16 +201,12 @@ class Database:
     ) -> None:
         """Keep these values for so long as the row of that key, in the place of one that is there."""
         columns = ("namespace", *key, *values)
-        is_it = " AND ".join(f"{name} = :{name}" for name in ("namespace", *key))
-        self.execute(connection, f"DELETE FROM {{{table}}} WHERE {is_it}", **key)
-        self.execute(
-            connection,
-            f"INSERT INTO {{{table}}} ({', '.join(columns)}, expires_at) "
-            f"VALUES ({', '.join(f':{name}' for name in columns)}, {{now}} + :keep_s)",
-            **key,
-            **values,
-            keep_s=keep_s,
+        row = (
+            f"{{{table}}} ({', '.join(columns)}, expires_at) "
+            f"VALUES ({', '.join(f':{name}' for name in columns)}, {{now}} + :keep_s)"
         )
+        statement = self.dialect.replacing(row, ("namespace", *key), (*values, "expires_at"))
+        self.execute(connection, statement, **key, **values, keep_s=keep_s)
 
     def row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self.run(

@@ -271,6 +271,13 @@ class Dialect(Protocol):
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
         return Poller(pace)
 
+    def replacing(self, row: str, key: Sequence[str], values: Sequence[str]) -> str:
+        """Return the statement that writes a row in the place of the one with its key, if there is one.
+
+        `row` is the table with these columns, and VALUES.
+        """
+        return f"REPLACE INTO {row}"
+
     def quoted_column(self, name: str) -> str:
         """Return the name of a column as it stands in a statement."""
         return f'"{name}"'

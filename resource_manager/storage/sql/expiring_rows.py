@@ -67,23 +67,7 @@ class SqlJobs:
         self._database = database
 
     def texts(self, names: Iterable[str]) -> dict[str, str]:
-        asked = list(names)
-
-        def work(connection: Connection) -> dict[str, str]:
-            found: dict[str, str] = {}
-            for start in range(0, len(asked), NAMES_AT_ONCE):
-                names = {f"name_{n}": name for n, name in enumerate(asked[start : start + NAMES_AT_ONCE])}
-                rows = self._database.execute(
-                    connection,
-                    "SELECT name, body FROM {job} WHERE namespace = :namespace "
-                    f"AND name IN ({', '.join(f':{name}' for name in names)}) "
-                    "AND expires_at > {now} AND body <> ''",
-                    **names,
-                )
-                found.update(rows.fetchall())
-            return found
-
-        return self._database.run(work) if asked else {}
+        return _bodies(self._database, "job", "name", names)
 
     def write(self, rows: Sequence[JobRow]) -> None:
         def work(connection: Connection) -> None:
@@ -118,32 +102,18 @@ class SqlReports:
         self._database.write(work)
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("report", servers)
+        return self._live(servers, "report")
 
     def records(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("record", servers)
+        return self._live(servers, "record")
 
-    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
-        def work(connection: Connection) -> dict[str, bytes]:
-            found: dict[str, bytes] = {}
-            for server in servers:
-                row = self._database.execute(
-                    connection,
-                    "SELECT body FROM {report} WHERE namespace = :namespace AND kind = :kind "
-                    "AND server = :server AND expires_at > {now}",
-                    kind=kind,
-                    server=server,
-                ).fetchone()
-                if row is not None:
-                    found[server] = row[0].encode()
-            return found
-
-        servers = list(servers)
-        return self._database.run(work) if servers else {}
+    def _live(self, servers: Iterable[str], kind: str) -> dict[str, bytes]:
+        found = _bodies(self._database, "report", "server", servers, kind=kind)
+        return {server: body.encode() for server, body in found.items()}
 
     def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
         key, body = {"kind": "clock", "server": boot_id}, sighting.to_json()
-        self._database.write(
+        self._database.run(
             lambda connection: self._database.put(connection, "report", key, SIGHTING_TTL_S, body=body)
         )
 
@@ -152,3 +122,26 @@ class SqlReports:
             "SELECT server, body FROM {report} WHERE namespace = :namespace AND kind = 'clock'"
         )
         return {boot_id: Sighting.from_json(body) for boot_id, body in rows}
+
+
+def _bodies(database: Database, table: str, column: str, among: Iterable[str], **of: str) -> dict[str, str]:
+    """Return what is not empty and has not ended, by its name in that column; `of` is the rest of the key."""
+    every = list(among)
+    where = "".join(f" AND {name} = :{name}" for name in of)
+
+    def work(connection: Connection) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for start in range(0, len(every), NAMES_AT_ONCE):
+            names = {f"name_{n}": name for n, name in enumerate(every[start : start + NAMES_AT_ONCE])}
+            rows = database.execute(
+                connection,
+                f"SELECT {column}, body FROM {{{table}}} WHERE namespace = :namespace{where} "
+                f"AND {column} IN ({', '.join(f':{name}' for name in names)}) "
+                "AND expires_at > {now} AND body <> ''",
+                **of,
+                **names,
+            )
+            found.update(rows.fetchall())
+        return found
+
+    return database.run(work) if every else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -172,6 +172,10 @@ class PostgreSQL(dialect.Dialect):
         )
         row = dialect.execute(self, connection, statement, values).fetchone()
         return bool(row[0]), row[1]
+
+    def replacing(self, row: str, key: Sequence[str], values: Sequence[str]) -> str:
+        sets = ", ".join(f"{name} = excluded.{name}" for name in values)
+        return f"INSERT INTO {row} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sets}"
 
     def waiter(self, token: str, pace: dialect.Pace, lend: Callable[[], dialect.Connection]) -> Listener:
         return Listener(token, pace, lend)
