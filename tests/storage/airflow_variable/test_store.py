@@ -199,6 +199,18 @@ def test_a_backup_takes_the_place_of_an_unreadable_document_only_by_force(
     assert list(cluster.leases) == ["a"]
 
 
+def test_a_final_backup_is_taken_back_beside_a_redis_that_forgot_lock_and_version(
+    store: VariableStore, variables: Variables, redis_url: str, tmp_path: Path
+) -> None:
+    add(store, started(store), "a")
+    write_backup(store, tmp_path / "state.json", closing="gone")
+    later = VariableStore(variables, RedisClient.from_url(f"{redis_url}-empty"))
+    assert restore(later, read_backup(tmp_path / "state.json")).unsearched == ()
+    cluster = later.refresh(None)
+    assert cluster is not None
+    assert list(cluster.leases) == ["a"]
+
+
 def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:
     started(store)
     value = json.loads(variables.texts[KEY])
