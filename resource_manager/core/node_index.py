@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
@@ -193,9 +194,14 @@ class NodeIndex:
             return
         states = [NodeState(node, 0) for node in nodes]
         kept = {state.name for state in states}
+        numbers = {node.server_id for node in nodes}
         for previous in self.nodes:
             if previous.name not in kept and previous.leases:
-                retired = NodeState(previous.node, 0)
+                number = previous.node.server_id
+                if number in numbers:  # it is given to a server of the new inventory, which is called by it
+                    number = max((*numbers, *self.by_server_id)) + 1
+                numbers.add(number)
+                retired = NodeState(replace(previous.node, server_id=number), 0)
                 retired.retired = True
                 states.append(retired)
         for state in states:
@@ -234,7 +240,8 @@ class NodeIndex:
             state.index = index
         self.nodes = states
         self.by_name = {state.name: state for state in states}
-        self.by_server_id = {state.node.server_id: state for state in states}
+        # Older versions left a retired node, which is behind all others, the number that another one has now.
+        self.by_server_id = {state.node.server_id: state for state in reversed(states)}
         vars(self).pop("largest", None)
         self._has_uuids = any(state.gpu_uuids for state in states)
         width = max((len(state.gpu_free) for state in states), default=0)

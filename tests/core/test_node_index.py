@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -293,6 +294,34 @@ def test_a_retired_node_that_comes_back_takes_leases_again() -> None:
     state.apply(InventoryChanged(both, 2.0))
     assert state.node("b").is_open
     assert_indexed(state)
+
+
+def test_a_retired_node_leaves_its_number_to_the_node_that_has_it_now() -> None:
+    state = ClusterState(nodes("abc"))
+    hold(state, "t", "b", 0)
+    state.apply(InventoryChanged((node("a"), replace(node("c"), server_id=1)), 1.0))
+    assert {at.name: at.node.server_id for at in state.nodes} == {"a": 0, "c": 1, "b": 3}
+    assert_indexed(state)
+    state.apply(InventoryChanged((node("a"), replace(node("c"), server_id=3)), 2.0))
+    assert {at.name: at.node.server_id for at in state.nodes} == {"a": 0, "c": 3, "b": 4}
+    state.apply(InventoryChanged((node("a"), node("c")), 3.0))
+    assert state.by_name["b"].node.server_id == 4, "it is nobody's: it stays"
+    hold(state, "u", "a", 0)
+    state.apply(InventoryChanged((replace(node("d"), server_id=0), replace(node("e"), server_id=4)), 4.0))
+    assert {at.name: at.node.server_id for at in state.nodes} == {"d": 0, "e": 4, "a": 5, "b": 6}
+
+
+def test_of_two_nodes_with_one_number_in_a_state_of_before_the_one_that_is_not_retired_has_it() -> None:
+    state = ClusterState(nodes("abc"))
+    hold(state, "t", "b", 0)
+    state.apply(InventoryChanged(nodes("ac"), 1.0))
+    before = state.snapshot()
+    twice = (node("a"), replace(node("c"), server_id=1), node("b"))
+    old = ClusterState.from_snapshot(replace(before, nodes=twice))
+    assert old.by_server_id[1] is old.by_name["c"]
+    old.apply(InventoryChanged((*twice[:2], node("d")), 2.0))
+    assert old.by_name["b"].node.server_id == 4
+    assert_indexed(old)
 
 
 def test_the_journal_returns_the_nodes_changed_since_a_mark() -> None:

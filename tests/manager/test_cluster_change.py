@@ -164,6 +164,17 @@ def test_a_server_with_leases_retires_if_it_is_named(manager: GPUResourceManager
         manager.diff(of_b, retire)
 
 
+def test_a_number_means_the_server_of_the_file_while_another_that_had_it_retires(
+    manager: GPUResourceManager,
+) -> None:
+    manager.allocate("x", 1, server="a")
+    b_alone = form(servers=[{"name": "b", "gpus": 4, "cpus": 8}])
+    manager.apply(b_alone, ApplyOptions(retire=("a",)))
+    assert {row["server_name"]: row["server_id"] for row in manager.servers()} == {"b": 0, "a": 2}
+    assert manager.drain(0, reason="fan")["server_name"] == "b"
+    assert [lease["server_id"] for lease in manager.leases()] == [2]
+
+
 @pytest.mark.parametrize(
     "same", [{"gpus": 1, "address": "10.0.0.1"}, {"gpus": [{"count": 1, "uuids": ["GPU-1"]}]}]
 )

@@ -622,6 +622,20 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
     assert (again.leases, again.pending, again.drained, again.retired) == ((), (), (), ())
 
 
+def test_a_retired_server_has_a_number_of_its_own_in_every_replica(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    cluster = started(store)
+    follower = other.refresh(None)
+    commit(store, cluster, lambda now: [granted(cluster, "t", now)])
+    commit_all(store, cluster, InventoryChanged((replace(servers()[1], server_id=0),), 0.0))
+    for state in (cluster, other.refresh(follower), open_client().refresh(None)):
+        assert state is not None
+        assert {each.name: each.node.server_id for each in state.nodes} == {
+            "gpu-server-1": 0,
+            "gpu-server-0": 4,
+        }
+
+
 def test_replace_drops_renewals_and_quarantines(open_client: OpenStore) -> None:
     """A lease of the same id in the new state has neither the renewal nor the quarantine of the old one."""
     store = open_client()
