@@ -43,6 +43,11 @@ class NodeIndex:
         """Closures of servers that left the inventory: they come back with their server."""
         self._index(list(nodes))
 
+    @property
+    def inventory(self) -> tuple[Node, ...]:
+        """The nodes without the retired ones."""
+        return tuple(state.node for state in self.nodes if not state.retired)
+
     def node(self, name: str) -> NodeState:
         """Return the node of that name; raises `UnknownNodeError`."""
         try:
@@ -213,6 +218,11 @@ class NodeIndex:
         for previous in self.nodes:
             if previous.name not in names:
                 self._leave(previous)
+        # A closure goes with its device: of what has another place now, the old place tells nothing any more.
+        present = {gpu.uuid for node in nodes for gpu in node.gpus if gpu.uuid}
+        self.absent_closed_gpus = {
+            key: closed for key, closed in self.absent_closed_gpus.items() if closed.uuid not in present
+        }
         self._index(states)
 
     def _leave(self, state: NodeState) -> None:

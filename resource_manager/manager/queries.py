@@ -334,7 +334,7 @@ class Queries:
     @property
     def inventory(self) -> tuple[Node, ...]:
         """The servers of this process's replica, without those that left."""
-        return self._commits.peek_replica(lambda cluster, now: _inventory(cluster))
+        return self._commits.peek_replica(lambda cluster, now: cluster.inventory)
 
     def _status_in(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
         return status_in(self._commits, cluster, lease_id, now, self._entries.entry)
@@ -383,7 +383,3 @@ def status_in(
     if lease_id not in cluster.pending:
         return None
     return entry_of(cluster, lease_id, commits.explaining(cluster, now))
-
-
-def _inventory(cluster: ClusterState) -> tuple[Node, ...]:
-    return tuple(state.node for state in cluster.nodes if not state.retired)

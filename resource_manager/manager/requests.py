@@ -169,7 +169,7 @@ def _inventory_limits(cluster: ClusterState) -> tuple[bool, int]:
     """
     known = cluster.policy_cache.get(_inventory_limits)
     if known is None or known[0] is not cluster.largest:
-        nodes = tuple(state.node for state in cluster.nodes if not state.retired)
+        nodes = cluster.inventory
         largest = max((len(node.gpus) for node in nodes), default=0)
         known = cluster.policy_cache[_inventory_limits] = (cluster.largest, nodes == BUILT_IN, largest)
     return known[1], known[2]

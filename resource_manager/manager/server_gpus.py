@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import Change
+from resource_manager.core.changes import Change, GpuClosed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import name_of
+from resource_manager.core.node_state import NodeState
 from resource_manager.core.search import newcomer
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers, server_views
@@ -63,12 +64,21 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
     if taken := others.intersection(uuids):
         raise InvalidRequestError("{gpus}: {} belongs to another server of the inventory", min(taken))
     nodes = (
-        replace(other.node, gpus=tuple(gpus)) if other is state else other.node
-        for other in cluster.nodes
-        if not other.retired
+        replace(node, gpus=tuple(gpus), islands=_islands(state, gpus)) if node is state.node else node
+        for node in cluster.inventory
     )
     line = f"~ server {name}, {gpus_in_words(gpus)} adopted"
     return replacement(cluster, tuple(nodes), now, [line], adopted=name)
+
+
+def _islands(state: NodeState, gpus: Sequence[Gpu]) -> tuple[tuple[int, ...], ...]:
+    """Return the server's islands by the numbers that their GPUs have now, without those that are gone."""
+    now_at = {gpu.uuid: gpu.gpu_id for gpu in gpus}
+    places = {gpu.gpu_id: gpu.gpu_id for gpu in gpus}
+    if state.gpu_uuids:
+        places = {gpu_id: now_at[uuid] for gpu_id, uuid in state.gpu_uuids.items() if uuid in now_at}
+    islands = (sorted(places[each] for each in island if each in places) for island in state.node.islands)
+    return tuple(tuple(island) for island in islands if island)
 
 
 def replacement(
@@ -78,22 +88,41 @@ def replacement(
 
     `lines` say what differs.
     """
-    present = (closed for state in cluster.nodes for closed in state.closed_gpus.values())
-    closures = {closed.uuid: closed for closed in (*cluster.absent_closed_gpus.values(), *present)}
-    before = [state.node for state in cluster.nodes if not state.retired]
+    changed = inventory_changed(cluster.inventory, nodes, now)
     return [
-        replace(inventory_changed(before, nodes, now), adopted=adopted, lines=bounded(lines)),
+        replace(changed, adopted=adopted, lines=bounded(lines)),
         *(
             unknown
             for node in nodes
             if node.name not in cluster.by_name
             and (unknown := newcomer(node.name, now, cluster.absent_drained)) is not None
         ),
-        *(
-            replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
-            for node in nodes
-            for gpu in node.gpus
-            if gpu.uuid and (closed := closures.get(gpu.uuid)) is not None
-            if (closed.node, closed.gpu_id) != (node.name, gpu.gpu_id)
-        ),
+        *_closures(cluster, nodes, now),
     ]
+
+
+def _closures(cluster: ClusterState, nodes: Sequence[Node], now: float) -> Iterator[GpuClosed]:
+    """Yield the closures of GPUs that get another number, server or UUID in what is known of them.
+
+    A GPU is known by its UUID; where it had none, or has none any more, by its place.
+    """
+    inventory = [state for state in cluster.nodes if not state.retired]
+    there = {uuid for state in inventory for uuid in state.gpu_uuids.values()}
+    retired = (state for state in cluster.nodes if state.retired)
+    away = (*cluster.absent_closed_gpus.values(), *_closed_on(retired))
+    closures = [closed for closed in away if closed.uuid not in there]  # else it went on, and may be open
+    closures += _closed_on(inventory)
+    after = {gpu.uuid for node in nodes for gpu in node.gpus if gpu.uuid}
+    by_uuid = {closed.uuid: closed for closed in closures if closed.uuid}
+    by_place = {(closed.node, closed.gpu_id): closed for closed in closures if closed.uuid not in after}
+    for node in nodes:
+        for gpu in node.gpus:
+            closed = by_uuid.get(gpu.uuid) or by_place.get((node.name, gpu.gpu_id))
+            if closed is None or (closed.uuid and gpu.uuid and closed.uuid != gpu.uuid):
+                continue
+            if (closed.node, closed.gpu_id, closed.uuid) != (node.name, gpu.gpu_id, gpu.uuid):
+                yield replace(closed, node=node.name, gpu_id=gpu.gpu_id, uuid=gpu.uuid, at=now)
+
+
+def _closed_on(states: Iterable[NodeState]) -> list[GpuClosed]:
+    return [closed for state in states for closed in state.closed_gpus.values()]

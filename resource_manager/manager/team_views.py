@@ -83,7 +83,7 @@ def view(cluster: ClusterState) -> TeamsView:
         "preemption_delay_s": rules.preemption_delay_s,
         "half_life_s": rules.half_life_s,
         "gpu_weights": dict(rules.gpu_weights),
-        "capacity": sum(len(state.node.gpus) for state in cluster.nodes if not state.retired),
+        "capacity": sum(len(node.gpus) for node in cluster.inventory),
         "teams": [
             _view(account, waiting[account.name], asked[account.name])
             for account in ledger.accounts.values()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
-from tests.builders import redefine
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.server_gpus import replacement
+from tests.builders import granted_lease, redefine
 
 
 def managed(**settings: Any) -> GPUResourceManager:
@@ -105,3 +109,86 @@ def test_a_list_that_names_a_device_twice_changes_nothing(gpus: list[Gpu], line:
         with pytest.raises(InvalidRequestError, match=f"^{re.escape(line)}$"):
             manager.adopt("a", gpus)
         assert manager.get_resource_summary()["version"] == version
+
+
+# ---- closures and islands by another list ----
+
+
+def closures(manager: GPUResourceManager) -> list[tuple[str, int, str, str]]:
+    closed = manager.read(lambda cluster, now: cluster.snapshot().closed_gpus)
+    return [(each.node, each.gpu_id, each.uuid, each.reason) for each in closed]
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_a_closed_gpu_stays_closed_where_its_uuid_becomes_known_or_is_stated_no_more(
+    is_adopted: bool,
+) -> None:
+    plain = Node("a", 0, {"cpus": 8}, tuple(map(Gpu, range(4))))
+    pinned = replace(plain, gpus=tuple(Gpu(number, uuid=f"GPU-{number}") for number in range(4)))
+    typed = replace(plain, gpus=tuple(Gpu(number, "A100") for number in range(4)))
+    with GPUResourceManager.from_url("memory://", inventory=[plain]) as manager:
+        manager.drain("a", 3, reason="falls off the bus")
+        if is_adopted:
+            manager.adopt("a", pinned.gpus)
+        else:
+            redefine(manager, nodes=[pinned])
+        assert closures(manager) == [("a", 3, "GPU-3", "drained; falls off the bus")]
+        redefine(manager, nodes=[typed])
+        assert closures(manager) == [("a", 3, "", "drained; falls off the bus")]
+        manager.resume("a", 3)
+        redefine(manager, nodes=[pinned])
+        assert closures(manager) == []
+
+
+def test_a_closure_goes_with_its_device_and_to_no_other_in_its_place() -> None:
+    with managed() as manager:
+        manager.drain("a", 1)
+        manager.adopt("a", [Gpu(0, uuid="GPU-1"), Gpu(1)])
+        assert closures(manager) == [("a", 0, "GPU-1", "drained")]
+        manager.adopt("a", [Gpu(0, uuid="GPU-new"), Gpu(1)])
+        assert closures(manager) == []
+
+
+def test_a_gpu_that_was_resumed_under_its_servers_new_name_stays_open() -> None:
+    with managed() as manager:
+        a, b = manager.inventory
+        manager.drain("a", 1, reason="fan")
+        c = replace(a, name="c", server_id=2)
+        redefine(manager, nodes=[c, b])
+        assert closures(manager) == [("c", 1, "GPU-1", "drained; fan")]
+        manager.resume("c", 1)
+        for nodes in ([replace(c, resources={"cpus": 9}), replace(b, gpus=())], [a, b]):
+            redefine(manager, nodes=nodes)
+            assert closures(manager) == []
+
+
+def test_a_closure_that_an_older_version_left_under_the_old_name_closes_nothing() -> None:
+    gpu = Gpu(1, uuid="GPU-1")
+    c, d = Node("c", 2, {}, (gpu,)), Node("d", 3)
+    left = GpuClosed("a", 1, "GPU-1", "fan", 1.0)
+    cluster = ClusterState.from_snapshot(replace(ClusterState([c]).snapshot(), closed_gpus=(left,)))
+    changes = replacement(cluster, (c, d), 2.0, [])
+    assert not [each for each in changes if isinstance(each, GpuClosed)]
+    cluster.apply(*changes)
+    assert cluster.snapshot().closed_gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("uuids", "islands"),
+    [
+        (["GPU-0", "GPU-1", "GPU-2", "GPU-3"], ((0,), (1, 2))),
+        (["", "", "", ""], ((0, 1), (2,))),
+    ],
+)
+def test_islands_go_with_their_gpus_and_the_cluster_is_still_a_file(
+    uuids: list[str], islands: tuple[tuple[int, ...], ...]
+) -> None:
+    """The first of the GPUs is gone, and the driver numbers the others anew."""
+    gpus = tuple(Gpu(number, uuid=uuid) for number, uuid in enumerate(uuids))
+    node = Node("a", 0, {"cpus": 8}, gpus, islands=((0, 1), (2, 3)))
+    with GPUResourceManager.from_url("memory://", inventory=[node]) as manager:
+        manager.adopt("a", [Gpu(number, uuid=f"GPU-{number + 1}") for number in range(3)])
+        assert manager.inventory[0].islands == islands
+        assert not manager.diff(ClusterForm.model_validate(manager.cluster()["sections"]))["changed"]
+        [linked] = (island for island in islands if len(island) == 2)
+        assert granted_lease(manager.submit("t", 2, link="require"))["gpu_ids"] == [*linked]

@@ -28,11 +28,10 @@ USUAL = {"vendor": "nvidia", "gang_ports": list(GANG_PORTS)}
 def sections_of(cluster: ClusterState) -> dict[str, Any]:
     """Return what is stored, but for leases and other state, in the form of a file; no defaults."""
     teams = stated(cluster.teams)
-    nodes = [state.node for state in cluster.nodes if not state.retired]
     found: dict[str, Any] = {
         **{key: value for key, value in teams.items() if key != "teams"},
         "cluster": _settings(cluster.settings),
-        "servers": list(_servers(nodes)),
+        "servers": list(_servers(cluster.inventory)),
         "teams": teams["teams"],
         "maintenance": [_window(window) for window in cluster.windows if window.in_file],
         "health": {rule.condition: _rule(rule) for rule in cluster.settings.health},
