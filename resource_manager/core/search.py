@@ -85,6 +85,14 @@ def reason_before(drained: Drained) -> str:
     return "" if drained.reason.startswith(UNSEARCHED) else drained.reason.partition(_SEPARATOR)[0]
 
 
+def closed_by_hand(closed: Drained, before: Drained | None) -> Drained:
+    """Return an operator's closure of a node, which goes on to wait for its search if it did before."""
+    if before is None or not is_unsearched(before):
+        return closed
+    waits = before.reason.removeprefix(reason_before(before)).removeprefix("; ")
+    return replace(closed, reason=f"{closed.reason or 'drained'}; {waits}")
+
+
 def closed_without_restore(drained: Iterable[Drained]) -> Iterator[Drained]:
     """Yield what stays closed where nothing will be restored, with the reason from before."""
     for each in drained:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from resource_manager.core.changes import Change, Drained, Resumed
@@ -16,6 +15,7 @@ from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import misconfigured
 from resource_manager.core.search import (
     OUTDATED,
+    closed_by_hand,
     closed_without_restore,
     is_searchable,
     outdated,
@@ -139,13 +139,16 @@ class Administration:
         `failed` marks a server as broken. Raises `InvalidRequestError` for an unknown GPU.
         """
         check_text(reason=reason)
-        if gpu is None:
-            return self._server_change(
-                server, lambda name, now: Drained(name, now, reason, bool(failed)), once
-            )
-        if failed:
+        if gpu is not None and failed:
             raise InvalidRequestError("{failed} is said of a whole server, not of one GPU")
-        return self._gpu_change(server, gpu, partial(allocator.drain_gpu, reason=reason), once)
+
+        def closed(cluster: ClusterState, name: str, now: float) -> list[Change]:
+            if gpu is not None:
+                return allocator.drain_gpu(cluster, name, gpu_number(cluster, name, gpu), now, reason)
+            drained = Drained(name, now, reason, bool(failed))
+            return [closed_by_hand(drained, cluster.node(name).drained)]
+
+        return self._change(server, closed, once)
 
     def resume(
         self, server: int | str, gpu: int | str | None = None, *, once: Once | None = None
@@ -154,9 +157,13 @@ class Administration:
 
         What ended leases held on the GPU is taken as clean. Raises `InvalidRequestError` for an unknown GPU.
         """
-        if gpu is None:
-            return self._server_change(server, Resumed, once)
-        return self._gpu_change(server, gpu, allocator.resume_gpu, once)
+
+        def opened(cluster: ClusterState, name: str, now: float) -> list[Change]:
+            if gpu is not None:
+                return allocator.resume_gpu(cluster, name, gpu_number(cluster, name, gpu), now)
+            return [Resumed(name, now)]
+
+        return self._change(server, opened, once)
 
     def searched(
         self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0, once: Once | None = None
@@ -290,26 +297,16 @@ class Administration:
         self._commits.replace(self._emptied(), once)
         logger.warning("all resources were reset")
 
-    def _server_change(
-        self, server: int | str, make: Callable[[str, float], Change], once: Once | None
-    ) -> ServerSummary:
-        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
-        return self._server_step(
-            name, lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now), once
-        )
-
-    def _gpu_change(
+    def _change(
         self,
         server: int | str,
-        gpu: int | str,
-        decide: Callable[[ClusterState, str, int, float], list[Change]],
+        decide: Callable[[ClusterState, str, float], list[Change]],
         once: Once | None,
     ) -> ServerSummary:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            changes = decide(cluster, name, gpu_number(cluster, name, gpu), now)
-            return self._commits.with_dispatch(cluster, changes, now)
+            return self._commits.with_dispatch(cluster, decide(cluster, name, now), now)
 
         return self._server_step(name, step, once)
 

@@ -8,6 +8,7 @@ from resource_manager.core.changes import Drained
 from resource_manager.core.search import (
     NEWCOMERS_S,
     awaits_restore,
+    closed_by_hand,
     closed_without_restore,
     is_unsearched,
     newcomer,
@@ -52,6 +53,19 @@ def test_a_server_of_an_old_state_waits_for_the_restore_and_no_search_opens_it()
     assert not is_unsearched(closed)
     assert awaits_restore(unsearched("a", 5.0, None, "one"))
     assert not awaits_restore(Drained("a", 1.0, "fans"))
+
+
+def test_a_server_that_is_drained_meanwhile_still_waits_for_its_search() -> None:
+    drained = Drained("a", 9.0, "new fans", failed=True)
+    for before in (None, Drained("a", 1.0, "fans")):
+        closed = unsearched("a", 5.0, before, "one")
+        again = closed_by_hand(drained, closed)
+        assert closed_by_hand(drained, again) == again
+        assert is_unsearched(again)
+        assert (reason_before(again), again.at, again.failed) == ("new fans", 9.0, True)
+        assert again.reason.endswith("; " + unsearched("a", 5.0, None, "one").reason)
+        assert reason_before(closed_by_hand(Drained("a", 9.0), closed)) == "drained"
+        assert closed_by_hand(drained, before) is drained
 
 
 def test_a_server_is_new_to_a_restored_state_for_thirty_days_unless_it_left_it() -> None:

@@ -100,6 +100,20 @@ def test_a_server_that_an_operator_had_drained_stays_so_after_its_search(tmp_pat
     assert drained.reason == "RMA, do not use"
 
 
+def test_a_server_that_an_operator_drains_meanwhile_is_searched_and_stays_drained(fleet: Restored) -> None:
+    fleet.manager.drain("gpu-b", reason="fan")
+
+    def reason() -> str:
+        drained = fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
+        return "" if drained is None else drained.reason
+
+    fleet.look("gpu-b", fleet.lost, after_s=WINDOW_S + 1.0)
+    assert reason().startswith("fan; not searched since the restore")
+    assert reason().endswith(f"; without a lease runs {fleet.lost}")
+    fleet.look("gpu-b", after_s=2.0)
+    assert reason() == "fan"
+
+
 def test_the_word_of_an_operator_opens_a_server_without_an_agent(fleet: Restored) -> None:
     fleet.manager.resume("gpu-b")
     assert fleet.refusal("gpu-b") is None
