@@ -172,9 +172,9 @@ def submit(
     """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
 
     If the priority `is_weight`, Airflow's own, it is cut to the highest that the cluster allows.
-    A lease of another shape, left by a try before the task was changed, is ended first. Raises
-    `AirflowFailException` for a request that can never be granted, `AirflowException` for an error that
-    may pass.
+    A lease of another shape, left by a try before the task was changed, is ended first, and so is a revoked
+    one. Raises `AirflowFailException` for a request that can never be granted, `AirflowException` for an
+    error that may pass.
     """
     owner = demand.owner
     demand = demand.model_copy(update={"owner": manager.stated_owner(owner) or ""})
@@ -191,9 +191,6 @@ def submit(
         except (errors.DuplicateTaskError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status != 409:
                 raise
-            end_lease(manager, identity, owner)
-            status = manager.submit(demand)
-        if status["state"] == "ERROR" and status["revoked"]:
             end_lease(manager, identity, owner)
             status = manager.submit(demand)
         # Another owner could end it while this task's job runs under it.

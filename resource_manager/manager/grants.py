@@ -144,8 +144,9 @@ class Grants:
         `job` (a `JobTemplate` as plain values) is stored in the same commit, until a day after its lease. It
         goes to servers whose agents run jobs.
 
-        `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
-        Raises as `allocate_resources` does, and `LockTimeoutError`.
+        `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry;
+        with another job it is a `DuplicateTaskError`. Raises as `allocate_resources` does, and
+        `LockTimeoutError`.
         """
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
         rows = []
@@ -154,8 +155,12 @@ class Grants:
             request = replace(request, labels={**request.labels, **STORED}, labels_required=required)
             rows = [self.stored_jobs.row_of_job(request.lease_id, request.owner, job)]
 
+        is_known = False
+
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            if is_repeat(cluster, request):
+            nonlocal is_known
+            is_known = is_repeat(cluster, request)
+            if is_known:
                 return []
             try:
                 return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
@@ -168,6 +173,9 @@ class Grants:
 
         repeat = repeats.of_submission(once, request.lease_id, granted)
         lease = self._commits.run(step, granted, once=repeat, jobs=rows)
+        if is_known and job is not None and not self.stored_jobs.has(request.lease_id, request.owner, job):
+            why = "already waits or runs, and not with this job: cancel or stop it, or use another task id"
+            raise errors.DuplicateTaskError(request.lease_id, why)
         found = lease or self._commits.explain(
             lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
         )

@@ -273,7 +273,10 @@ def gpu_number(cluster: ClusterState, node: str, gpu: int | str) -> int:
 
 
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
-    """Return True if this very request holds a lease or is pending; another is a `DuplicateTaskError`."""
+    """Return True if this very request holds a lease or is pending.
+
+    Raises `DuplicateTaskError` for another request, and for a revoked lease, under which nobody may begin.
+    """
     lease = cluster.leases.get(request.lease_id)
     pending = cluster.pending.get(request.lease_id)
     if lease is None and pending is None:
@@ -282,6 +285,12 @@ def is_repeat(cluster: ClusterState, request: Request) -> bool:
     if before.owner != request.owner:
         raise errors.DuplicateTaskError(
             request.lease_id, "belongs to another owner: use another task id", owner=before.owner
+        )
+    if lease is not None and lease.revoked:
+        raise errors.DuplicateTaskError(
+            request.lease_id,
+            "has a lease that nobody can renew, whose job may still run: release it once none does, or use "
+            "another task id",
         )
     if before.shape != request.shape:
         verb = "holds" if lease is not None else "waits for"

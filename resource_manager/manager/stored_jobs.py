@@ -175,6 +175,10 @@ class StoredJobs:
         """Return the job of an owner's request; raises `CorruptStateError` for another's, or none of ours."""
         return self._stored_value(job_name(lease_id), "job", lease_id, owner)
 
+    def has(self, lease_id: str, owner: str, job: Mapping[str, Any]) -> bool:
+        """Return whether this is the stored job of an owner's request."""
+        return bool(self.job(lease_id, owner) == json.loads(json.dumps(job)))
+
     def jobs(self, owners: Mapping[str, str]) -> dict[str, dict[str, Any] | CorruptStateError]:
         """Return the jobs of the requests with these ids and owners, by id; of what is none of ours, why."""
         return self._stored_values({job_name(each): (each, owner) for each, owner in owners.items()}, "job")

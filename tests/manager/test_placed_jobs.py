@@ -14,7 +14,13 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace, Node
-from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNotFoundError
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.errors import (
+    DuplicateTaskError,
+    InvalidRequestError,
+    JobPlacedError,
+    LeaseNotFoundError,
+)
 from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -194,6 +200,19 @@ def test_a_release_by_force_quarantines_and_nobody_renews_it(way: Any, manager: 
         way.renew("t", fencing_token=token)
     assert way.release("t", fencing_token=token, job_end="ended") is ReleaseResult.RELEASED
     assert free_gpus(manager) == 4
+
+
+def test_no_request_is_answered_by_a_lease_that_was_released_by_force(way: Any) -> None:
+    token = way.submit("t", 2)["fencing_token"]
+    way.place_job("t", [PLACE], fencing_token=token)
+    way.release("t", job_end="forced")
+    for ask in (way.submit, way.try_allocate, way.allocate_resources):
+        with pytest.raises(DuplicateTaskError, match="whose job may still run: release it once none does"):
+            ask("t", 2, 1)
+    [refused] = way.try_allocate_batch([{"lease_id": "t", "gpus": 2}])
+    assert refused.kind is RefusalKind.TASK_TAKEN
+    way.release("t", fencing_token=token, job_end="ended")
+    assert way.submit("t", 2)["fencing_token"] > token
 
 
 def test_a_release_by_force_of_a_lease_without_a_job_is_a_release(way: Any) -> None:

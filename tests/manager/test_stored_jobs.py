@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import RUNS_JOBS, JobPlace, Request
-from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
+from resource_manager.errors import CorruptStateError, DuplicateTaskError, InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobEnded, StoredJobs
 from resource_manager.settings import Settings
@@ -103,11 +103,22 @@ def test_what_no_agent_can_run_is_refused_at_once(
     assert manager.leases() == []
 
 
-def test_a_repeat_of_the_request_keeps_the_job(store: MemoryStore) -> None:
+def test_a_repeat_of_the_request_keeps_the_job_and_is_refused_with_another(store: MemoryStore) -> None:
+    manager = opened(store, Fernet.generate_key())
+    same, other = {**JOB, "command": ("python", "train.py")}, {**JOB, "env": {"TOKEN": "other"}}
+    for name, state in (("runs", "RUNNING"), ("waits", "WAITING")):
+        for job in (JOB, same):
+            assert manager.submit(name, 8, job=job)["state"] == state
+        with pytest.raises(DuplicateTaskError, match="already waits or runs, and not with this job: cancel"):
+            manager.submit(name, 8, job=other)
+        assert manager.stored_jobs.job(name) == JOB
+
+
+def test_a_request_that_brought_no_job_runs_none_that_comes_later(store: MemoryStore) -> None:
     manager = opened(store)
-    manager.submit("t", 2, job=JOB)
-    manager.submit("t", 2, job={"command": ["another"]})
-    assert manager.stored_jobs.job("t") == JOB
+    manager.submit("t", 2, labels_required=RUNS_JOBS)
+    with pytest.raises(DuplicateTaskError, match="not with this job"):
+        manager.submit("t", 2, job=JOB)
 
 
 def test_a_job_goes_a_day_after_the_end_of_its_lease_or_request(store: MemoryStore, clock: Clock) -> None:

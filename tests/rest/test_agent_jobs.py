@@ -108,6 +108,15 @@ def test_jobs_are_run_for_holders_of_such_a_token_only(as_: As, kept: Persistenc
         tokens.create(kept.tokens, "x", Role.READER, run_jobs=True)
 
 
+def test_a_request_that_comes_again_with_another_job_is_refused(as_: As) -> None:
+    ada = as_("ada", run_jobs=True)
+    first, again = (ada.post("/api/submit", json={**DEMAND, "job": JOB}) for _ in range(2))
+    assert json_of(again)["fencing_token"] == json_of(first)["fencing_token"]
+    other = ada.post("/api/submit", json={**DEMAND, "job": {"command": ["false"]}})
+    assert (other.status_code, json_of(other)["task_id"]) == (409, "t")
+    assert "already waits or runs, and not with this job" in json_of(other)["detail"]
+
+
 @pytest.mark.parametrize("path", ["allocate", "submit", "announce"])
 def test_a_caller_without_the_right_cannot_name_the_stored_job_of_another(as_: As, path: str) -> None:
     refused = as_("eve").post(f"/api/{path}", json={**DEMAND, "labels": {"job": "stored"}})

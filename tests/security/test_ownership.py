@@ -236,6 +236,19 @@ def test_a_task_still_ends_its_own_lease_of_another_shape(
         end_lease(mine, TASK, "ada")
 
 
+def test_a_task_ends_its_own_lease_that_was_released_by_force_and_gets_another(
+    manager: GPUResourceManager, client_of: Any, start_job: Any
+) -> None:
+    for mine in (manager, client_of("ada")):
+        first = granted_lease(submit(mine, demand(2), TASK))
+        key = start_job(first)
+        manager.release(TASK.lease_id, job_end="forced")
+        second = granted_lease(submit(mine, demand(2), TASK))
+        assert second["fencing_token"] > first["fencing_token"]
+        assert not runs(key)
+        end_lease(mine, TASK, "ada")
+
+
 def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
     manager: GPUResourceManager, start_job: Any, connect: Any
 ) -> None:
