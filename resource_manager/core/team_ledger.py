@@ -182,9 +182,12 @@ def gpu_types_of(lease: Lease, nodes: Mapping[str, NodeState]) -> dict[str, int]
     found: dict[str, int] = {}
     for member in lease.members:
         state = nodes[member.node]
-        one = state.gpu_types[0] if len(state.gpu_types) == 1 else None
-        kinds = {} if one is not None else {gpu.gpu_id: gpu.gpu_type for gpu in state.node.gpus}
-        for gpu_id in member.gpu_ids:
-            kind = kinds.get(gpu_id, "") if one is None else one
-            found[kind] = found.get(kind, 0) + lease.request.gpu_milli
+        if len(state.gpu_types) == 1:
+            types = state.gpu_types * len(member.gpu_ids)
+        else:  # by the devices of the grant, which may have other numbers now
+            kinds = {gpu.gpu_id: gpu.gpu_type for gpu in state.node.gpus}
+            types = tuple(kinds.get(gpu_id, "") for gpu_id in state.gpu_ids_of(member))
+            types += ("",) * (len(member.gpu_ids) - len(types))
+        for gpu_type in types:
+            found[gpu_type] = found.get(gpu_type, 0) + lease.request.gpu_milli
     return found

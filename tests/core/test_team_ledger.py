@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from resource_manager.core.changes import Granted, InventoryChanged, Released, TeamsChanged
@@ -78,6 +80,21 @@ def test_types_are_those_of_the_gpus_that_are_held() -> None:
     assert cluster.ledger.accounts["vision"].by_type == {"A100": 2000}
     cluster.apply(Released("x", 1, 2.0))
     assert not any(cluster.ledger.accounts["vision"].by_type.values())
+
+
+def test_types_are_those_of_the_devices_of_the_grant_whatever_their_numbers_become() -> None:
+    a100, h100 = Gpu(0, "A100", uuid="GPU-a"), Gpu(1, "H100", uuid="GPU-h")
+    cluster = ClusterState([Node("a", 0, {}, (a100, h100))])
+    cluster.apply(TeamsChanged(Teams((Team("vision", 2, {"H100": 1}),)), 0.0))
+    lease = Lease(Request("x", 1, team="vision"), (Placement("a", (1,), ("GPU-h",)),), 1, 0.0)
+    cluster.apply(Granted(lease, 0.0))
+    swapped = (replace(h100, gpu_id=0), replace(a100, gpu_id=1))
+    cluster.apply(InventoryChanged((Node("a", 0, {}, swapped),), 1.0))
+    assert cluster.ledger is not None
+    assert cluster.ledger.accounts["vision"].by_type == {"H100": 1000}
+    gone = (a100, replace(h100, uuid="GPU-other"))
+    cluster.apply(InventoryChanged((Node("a", 0, {}, gone),), 2.0))
+    assert cluster.ledger.accounts["vision"].by_type == {"": 1000}
 
 
 @pytest.mark.parametrize(
