@@ -247,7 +247,7 @@ class Request:
         shape = (
             self.gpus,
             self.gpu_milli,
-            amounts,
+            amounts if len(amounts) < 2 else tuple(sorted(amounts)),
             self.gpu_types,
             self.gpu_memory,
             self.vendor,

@@ -104,6 +104,11 @@ def test_the_shape_holds_what_decides_the_fit_and_no_more() -> None:
     hash(replace(plain, **PLACING).shape)
 
 
+def test_amounts_in_another_order_are_the_same_shape() -> None:
+    one, other = ({"net": 2, "memory_mib": 4096.0}, {"memory_mib": 4096.0, "net": 2})
+    assert Request("t", 1, resources=one).shape == Request("t", 1, resources=other).shape
+
+
 def test_a_copy_for_another_task_differs_in_its_id_only() -> None:
     request = Request("t", **PLACING, **{name: value for name, value in OTHER.items() if name != "lease_id"})
     copy = request.for_task("u")
