@@ -45,6 +45,7 @@ from resource_manager.manager.demand_fields import (
     Worth,
     gpu_memory_of,
     pairs_of,
+    shown,
 )
 from resource_manager.words import Words
 
@@ -349,10 +350,10 @@ def in_words(entry: ErrorDetails) -> str:
             return "has a control or an invisible character"
         plain = _CHARACTERS.fullmatch(pattern)
         rule = f"may have only the characters {plain[1]}" if plain else f"must be of the form {pattern}"
-        return f"{rule}, got {entry['input']!a:.100}"
+        return f"{rule}, got {shown(entry['input'])}"
     if _SHOULD.match(entry["msg"]):
         rule = _SHOULD.sub("must ", entry["msg"]).replace("valid tuple", "valid list")
-        return f"{rule}, got {entry['input']!a:.100}"
+        return f"{rule}, got {shown(entry['input'])}"
     return entry["msg"].removeprefix("Value error, ")
 
 

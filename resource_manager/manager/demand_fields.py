@@ -18,6 +18,7 @@ from resource_manager.manager.cluster_file.durations import as_seconds
 from resource_manager.words import Words
 
 MAX_COUNT = 1_000_000
+MAX_AMOUNT = 2**53
 MAX_DURATION_S = 10 * 365 * 86_400
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
 WHOLE = re.compile("-?[0-9]{1,15}")
@@ -71,12 +72,12 @@ def gpu_memory_of(value: object) -> object:
 
 
 def deadline_of(value: object) -> object:
-    """Return the seconds of a duration, or a time that names its zone."""
+    """Return the seconds of a duration, or a time that names its zone, from 1970 to 9998."""
     at = value
     if isinstance(value, str):
         with suppress(ValueError):
             at = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-    if isinstance(at, datetime) and at.tzinfo is not None:
+    if isinstance(at, datetime) and at.tzinfo is not None and 1970 <= at.year < 9999:  # in UTC, too
         return at
     with suppress(PydanticCustomError):
         seconds = as_seconds(value)
@@ -84,10 +85,18 @@ def deadline_of(value: object) -> object:
             return float(seconds)
     raise PydanticCustomError(
         "deadline",
-        "must be a duration of 10 years at most, such as 6h, or a time with its zone, such as "
-        "2030-01-31T18:00+01:00, got {got}",
-        {"got": f"{value!r:.100}"},
+        "must be a duration of 10 years at most, such as 6h, or a time with its zone, of the "
+        "years 1970 to 9998, such as 2030-01-31T18:00+01:00, got {got}",
+        {"got": shown(value)},
     )
+
+
+def shown(value: object) -> str:
+    """Return a value for an error, its first 100 characters if it is long."""
+    try:
+        return f"{value!a:.100}"
+    except ValueError:
+        return "a number of more digits than are shown"
 
 
 def _one_label(value: object) -> object:
@@ -108,8 +117,8 @@ Deadline = Annotated[float | datetime, BeforeValidator(deadline_of)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), BeforeValidator(_number)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False), BeforeValidator(_number)]
 Quantity = (
-    Annotated[int, Field(strict=True, ge=0, le=2**53)]
-    | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]
+    Annotated[int, Field(strict=True, ge=0, le=MAX_AMOUNT)]
+    | Annotated[float, Field(strict=True, ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
 )
 Label = Annotated[Text, BeforeValidator(_one_label)]
 Labels = Annotated[dict[Name, Text], BeforeValidator(pairs_of), Field(max_length=50)]

@@ -45,7 +45,20 @@ def test_a_time_is_that_time(manager: GPUResourceManager, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["soon", "2030-01-31T18:00", datetime(2030, 1, 31), -5, 0, True, "11y", float("nan"), 1e12]
+    "wrong",
+    [
+        "soon",
+        "2030-01-31T18:00",
+        datetime(2030, 1, 31),
+        -5,
+        0,
+        True,
+        "11y",
+        float("nan"),
+        1e12,
+        "0001-01-01T00:00+14:00",  # in the year 0 of UTC
+        "9999-12-31T23:59-14:00",
+    ],
 )
 def test_a_wrong_deadline_is_refused_in_one_line(manager: GPUResourceManager, wrong: object) -> None:
     with pytest.raises(

@@ -240,6 +240,14 @@ class TestMessages:
             with pytest.raises(InvalidRequestError, match=r"^cpus must be a whole number, got .\S+$"):
                 manager.submit("t", 2, wrong)  # type: ignore[arg-type]
 
+    def test_a_number_of_thousands_of_digits_is_refused_in_one_line(
+        self, manager: GPUResourceManager
+    ) -> None:
+        for field in ("gpus", "cpus", "priority", "nodes", "ttl", "deadline", "utility"):
+            said = refusal(manager, "submit", "t", **{"gpus": 2, field: 10**5000})
+            assert said.startswith(f"{field} must be ")
+            assert said.endswith(", got a number of more digits than are shown")
+
 
 TEXTS = st.text(st.sampled_from('ab-_/ .:@é\\"\u200d中'), max_size=12)
 

@@ -11,10 +11,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.demand_fields import Text
+from resource_manager.manager.demand_fields import MAX_AMOUNT, Text
 from resource_manager.manager.plurals import counted
 
-Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = (
+    Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
+    | Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
+)
 
 Vendor = Literal["nvidia", "amd", "ascend"]
 """Vendors whose GPUs a launcher can assign to a job."""
@@ -68,7 +71,7 @@ class GpuGroup(BaseModel):
     ids: list[Annotated[int, Field(ge=0)]] | None = None
     type: Text = ""
     vendor: Vendor = "nvidia"
-    memory_mib: int = Field(default=0, ge=0)
+    memory_mib: int = Field(default=0, ge=0, le=MAX_AMOUNT)
     uuids: list[Uuid] | None = None
     pci: list[PciAddress] | None = None
     numa_node: int | None = Field(default=None, ge=0)
@@ -110,10 +113,10 @@ class Server(BaseModel):
     count: int | None = Field(default=None, ge=1, le=100_000)
     gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_OF_SERVER)] | list[GpuGroup] = 0
     gpu_type: Text = ""
-    gpu_memory_mib: int = Field(default=0, ge=0)
+    gpu_memory_mib: int = Field(default=0, ge=0, le=MAX_AMOUNT)
     vendor: Vendor | Literal[""] = "nvidia"
-    cpus: int = Field(ge=0)
-    memory_mib: int | None = Field(default=None, ge=0)
+    cpus: int = Field(ge=0, le=MAX_AMOUNT)
+    memory_mib: int | None = Field(default=None, ge=0, le=MAX_AMOUNT)
     resources: dict[Text, Amount] = Field(default_factory=dict)
     address: Text = ""
     labels: dict[Text, Text] = Field(default_factory=dict)

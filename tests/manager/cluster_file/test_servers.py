@@ -135,6 +135,14 @@ ids = [7]
             "vendor: .*amd",
         ),
         ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { cpus = 9 }\n", 1, "keys of their own"),
+        *(
+            (f"[[servers]]\nname = 'a'\n{text}\n", 3, "must be less than or equal to 9007199254740992, got")
+            for text in (
+                f"cpus = {'9' * 400}",
+                f"memory_mib = {2**60}\ncpus = 1",
+                f"resources = {{ net = {2**60} }}\ncpus = 1",
+            )
+        ),
         ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { gpus = 9 }\n", 1, "remove them from resources"),
         ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { gpu_milli = 3 }\n", 1, "key of their own: gpus;"),
         (
