@@ -43,6 +43,13 @@ _WITH_JOINER = re.compile(f"[{_JOINED}]+")
 _BLANK = " \u2800"
 """Characters that show nothing: the space, and the empty pattern of Braille."""
 
+BY_HAND = re.compile(r"hand:(?:(.+@[^\s@/]+)|.*)/[0-9a-f]{8}", re.DOTALL)
+"""Lease id of `run`, `shell` and `hold`, whose random end nobody wants to read, with `ada@desk` before it.
+
+Behind its last `@` there is none: an id of a thousand of them must not take a million steps. commit.lua knows
+what has such an end, too.
+"""
+
 
 def check_names(names: Mapping[str, Iterable[str]]) -> None:
     """Raise `InvalidRequestError`, naming the field, for a blank name or an `UNPRINTABLE` character.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from resource_manager.core.identifiers import BY_HAND
 from resource_manager.core.models import Lease
 from resource_manager.core.pending import PendingRequest
 
@@ -36,11 +37,6 @@ None is given again within 30 days while fewer than 223,000 requests a day arriv
 
 _ID = re.compile(r"[\w.-]{1,250}")
 _MAP_INDEX = re.compile(r"-1|[0-9]{1,9}")
-_BY_HAND = re.compile(r"hand:(.+@[^\s@/]+)/[0-9a-f]{8}")
-"""Lease id of `run`, `shell` and `hold`, whose random end nobody wants to read.
-
-Behind its last `@` there is none: an id of a thousand of them must not take a million steps.
-"""
 
 Named = Lease | PendingRequest
 
@@ -101,8 +97,8 @@ def display_name(lease_id: str, labels: Mapping[str, str]) -> str:
     The lease of a `gpu_lease` has the name of its group, whose first task asks for it.
     """
     if not labels or (task := task_of(labels)) is None:
-        by_hand = _BY_HAND.fullmatch(lease_id)
-        return by_hand[1] if by_hand else lease_id
+        by_hand = BY_HAND.fullmatch(lease_id)
+        return by_hand[1] or lease_id if by_hand else lease_id
     dag_id, _, task_id, map_index = task
     if labels.get("scope") == "run":
         task_id = task_id.removesuffix(".allocate")
@@ -121,7 +117,8 @@ def full_name(lease_id: str, labels: Mapping[str, str], sequence: int) -> str:
 
 def is_hold(lease_id: str, labels: Mapping[str, str]) -> bool:
     """Return whether it is of `hold`: GPUs for a time, without a job."""
-    return "launcher" not in labels and _BY_HAND.fullmatch(lease_id) is not None
+    by_hand = BY_HAND.fullmatch(lease_id)
+    return "launcher" not in labels and by_hand is not None and by_hand[1] is not None
 
 
 def short(name: str, most: int = MAX_SHOWN) -> str:

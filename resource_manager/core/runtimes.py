@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from resource_manager.core.changes import Change, Granted, Outcome, Released
+from resource_manager.core.identifiers import BY_HAND
 from resource_manager.core.models import Lease, Request
 
 KEPT_RUNTIMES = 20
@@ -24,7 +25,6 @@ RESTARTS = "restart_count"
 
 _NUMBER = re.compile("[0-9]+")
 _REPEATED = re.compile("#[0-9]+$")
-_BY_HAND = re.compile("hand:.*/[0-9a-f]{8}", re.DOTALL)
 
 
 def job_id_of(lease_id: str) -> str:
@@ -42,7 +42,7 @@ def class_of(request: Request) -> str:
 
 def is_one_of_a_kind(request: Request) -> bool:
     """Return whether nothing tells which task a request is of: its id is random, as of `run` and `shell`."""
-    return not request.labels.get("dag_id") and _BY_HAND.fullmatch(job_id_of(request.lease_id)) is not None
+    return not request.labels.get("dag_id") and BY_HAND.fullmatch(job_id_of(request.lease_id)) is not None
 
 
 def is_whole(request: Request) -> bool:

@@ -102,6 +102,8 @@ def test_what_runs_by_hand_is_called_by_who_runs_it_and_where() -> None:
     assert display_name_of(request("hand:ada@gpu-1/1f2e3d4c", launcher="terminal")) == "ada@gpu-1"
     assert display_name_of(request("hand:Ada Lovelace@console/1f2e3d4c")) == "Ada Lovelace@console"
     assert display_name_of(request("hand:ada@gpu-1/own")) == "hand:ada@gpu-1/own"
+    for other in ("hand:my_dag.train/1f2e3d4c", "hand:ada@gpu-1/own/1f2e3d4c", "hand:@gpu-1/1f2e3d4c"):
+        assert display_name_of(request(other)) == other, "no name of somebody or something else"
 
 
 def test_the_name_of_an_id_of_many_ats_is_found_at_once() -> None:

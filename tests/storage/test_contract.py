@@ -931,6 +931,7 @@ def test_what_tells_no_runtime_of_a_task_is_learnt_by_no_store(open_client: Open
         ("i:d/r1/t", {**named, **again}),
         ("hand:ada@desk/0123abcd", {}),  # a random id
         ("hand:ada@desk/0123abcd#2", {"restart_count": "0"}),
+        ("hand:ada/0123abcd", {}),
         ("hand:ada@desk/train", {}),
         ("hand:ada@desk/0123abcde", {"restart_count": "0"}),
         ("hand:ada@desk/0123abce", named),
