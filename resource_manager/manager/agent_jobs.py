@@ -249,10 +249,7 @@ def reported_end(store: Store, lease: Lease) -> JobEnded | None:
 def leases_on(cluster: ClusterState, server: str) -> list[Lease]:
     """Return the leases with a member on a server, those included that are left of a gang."""
     state = cluster.by_name.get(server)
-    if state is None:
-        return []
-    left = (lease for lease in cluster.remainders.values() if lease.on(server))
-    return list({lease.fencing_token: lease for lease in (*state.leases.values(), *left)}.values())
+    return [] if state is None else list(state.leases.values())
 
 
 def jobs_on(cluster: ClusterState, server: str) -> Iterator[tuple[str, int, Lease]]:
