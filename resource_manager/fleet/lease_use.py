@@ -102,6 +102,8 @@ def sample_leases(
         }
         known = {gpu_id: gpu for gpu_id, gpu in gpus.items() if gpu is not None}
         if not known or len(known) < len(gpus):
+            if (use := before.get(lease.fencing_token)) is not None:  # what was measured stays
+                found[lease.fencing_token] = replace(use, idle_since=None)
             continue
         is_idle = all(_is_idle(gpu, lease, rules.below(lease)) for gpu in known.values())
         use = before.get(lease.fencing_token, LeaseUse(gpus=len(known)))

@@ -66,6 +66,23 @@ def test_what_was_measured_outlives_the_lease_and_its_report() -> None:
     assert vision["energy_kwh"] == pytest.approx(0.004 + 3 * 360 * 10 / 3.6e6)
 
 
+@pytest.mark.parametrize("lacks", ["all GPUs", "one GPU"])
+def test_a_report_without_its_gpus_takes_nothing_back_of_what_a_lease_used(lacks: str) -> None:
+    service = Service(server())
+    service.allocate("t", 1)
+    for used in (0, 0, 0, 90):
+        service.report(gpu(0, utilization_percent=used, power_w=360.0), gpu(1))
+    before = measures_of(service.manager)
+    if lacks == "all GPUs":
+        service.report(error="no answer within 20 s: the GPU driver hangs", source="none")
+    else:
+        service.report(gpu(1))
+    assert measures_of(service.manager) == before != {}
+    service.report(gpu(0, utilization_percent=90, power_w=360.0), gpu(1))
+    [measure] = measures_of(service.manager).values()
+    assert measure.busy == pytest.approx(0.25 if lacks == "one GPU" else 0.4)
+
+
 def test_a_share_takes_its_part_of_the_energy_and_nothing_is_said_of_what_was_not_measured() -> None:
     service = Service(server())
     service.allocate("half", 1, gpu_milli=500)
