@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager.core.changes import AgentLost
+from resource_manager.core.models import Node
 from resource_manager.core.names import short_id
 from resource_manager.core.teams import Team, Teams
 from resource_manager.fleet.lease_use import idle_leases
@@ -129,6 +130,20 @@ def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_pa
     assert (closed[1], held[1]) == ("1.0", "1.0")
     assert found['gpu_manager_server_silent{server="gpu-a"}'] == "0.0"
     assert "gpu_manager_agents_silent_together 0.0" in text
+
+
+def test_a_server_without_gpus_has_the_gauges_of_its_agent(tmp_path: Path) -> None:
+    service = Service(server(), Node("cpu-a", 1, {"cpus": 64}))
+    kept = persistence_of(service.manager.settings, tmp_path / "tokens.json")
+    app = standalone(service.manager, kept, open_to="loopback")
+    try:
+        service.report(name="cpu-a")
+        service.manager.commit(lambda cluster, now: [AgentLost("cpu-a", now, now - 60)])
+        text = app.metrics.text().decode()
+    finally:
+        app.watch.close()
+    for wanted in ("server_watched", "server_silent", "report_interval_seconds"):
+        assert f'gpu_manager_{wanted}{{server="cpu-a"}} 1' in text
 
 
 def test_gauges_say_which_server_is_silent_and_how_many_fell_silent_together(

@@ -29,7 +29,10 @@ def family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 class GpuGauges:
-    """Collector from the state and the last reports; only GPUs whose UUID the inventory pins have gauges."""
+    """Collector from the state and the last reports; only GPUs whose UUID the inventory pins have gauges.
+
+    Of servers without GPUs the agents have theirs.
+    """
 
     def __init__(self, watch: StateFollower, manager: GPUResourceManager, silence: SilenceWatch) -> None:
         self._watch = watch
@@ -40,7 +43,7 @@ class GpuGauges:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        names = self._watch.read(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
+        names = self._watch.read(lambda cluster, now: [s.name for s in cluster.nodes if _has_agent(s)])
         records = records_of(self._manager.store, names)
         yield from self._watch.read(lambda cluster, now: self._families(cluster, records, now))
         together = family(
@@ -88,7 +91,7 @@ class GpuGauges:
             "team",
             "server",
         )
-        for state in filter(is_pinned, cluster.nodes):
+        for state in filter(_has_agent, cluster.nodes):
             record = records.get(state.name)
             watched.add_metric((state.name,), float(state.watched))
             silent.add_metric((state.name,), float(state.silent is not None))
@@ -122,6 +125,11 @@ class GpuGauges:
             idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
         of_agents = [watched, silent, age, interval]
         return [info, allocated, cleaning, closed, used, memory, rogue, shared, *of_agents, idle]
+
+
+def _has_agent(state: NodeState) -> bool:
+    """Return True for a server whose agent counts: one that pins its GPUs, or has none and has reported."""
+    return state.watched or is_pinned(state)
 
 
 def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:
