@@ -6,8 +6,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
@@ -33,17 +32,6 @@ def _hide() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
-class _WakingSender(ReportSender):
-    """Sender of reports that calls `answered` after each one that was taken."""
-
-    answered: Callable[[], None]
-
-    def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
-        answer = super().send(report)
-        self.answered()
-        return answer
-
-
 def run_job_agent(
     server: str, urls: str, token: str | None, interval_s: float, *, say: Callable[[str], None]
 ) -> None:
@@ -66,8 +54,6 @@ def run_job_agent(
     except (OtherAgentError, OSError) as error:
         raise InvalidRequestError("{run_jobs}: {}", error, field="run_jobs") from error
     poll = JobPoll(server, ReportSender(urls, token), jobs, say)
-    sender = _WakingSender(urls, token)
-    sender.answered = poll.ask_again
 
     def sleep(seconds: float) -> bool:
         is_woken = woken.wait(seconds)
@@ -79,12 +65,13 @@ def run_job_agent(
     try:
         run_agent(
             server,
-            sender,
+            ReportSender(urls, token),
             interval_s,
             sleep=sleep,
             say=say,
             generation=generation,
             jobs=jobs.report,
+            taken=poll.ask_again,
         )
     finally:
         poll.close()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from resource_manager import __version__
 from resource_manager.agent import mps
 from resource_manager.agent.generation import KnownGeneration
+from resource_manager.agent.probe import MAX_XIDS_OF_GPU
 from resource_manager.agent.running import RunningProbe
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
 
@@ -153,6 +154,7 @@ def run_agent(
     jitter: Callable[[], float] = spread.random,
     generation: KnownGeneration | None = None,
     jobs: Callable[[], Mapping[str, Any]] = dict,
+    taken: Callable[[], object] = lambda: None,
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
@@ -162,7 +164,8 @@ def run_agent(
     is refused for a new reason, and when one is taken again. The MPS daemons that an answer names are kept
     while this agent runs, also when nobody answers. An answer from an older state than that of
     `generation` is not followed. `jobs` returns what the report says of the jobs that this agent runs;
-    `sleep` may return True to have the next report sent at once.
+    `taken` is called after each report whose answer is followed; `sleep` may return True to have the next
+    report sent at once.
     """
     generation = generation or KnownGeneration()
     probe = RunningProbe()
@@ -171,6 +174,7 @@ def run_agent(
     hurry_left_s = 0.0
     with_jobs = False
     wanted: object = None
+    unsent: dict[str, dict[int, Any]] = {}
     try:
         while True:
             pause_s = interval_s
@@ -178,16 +182,20 @@ def run_agent(
             runs = jobs()  # before the probe: what it does not find has left the GPUs of jobs that are over
             report = {**probe.report(with_jobs=with_jobs), **own, **daemons, **runs}
             report["generation"] = generation.mark
+            _add_xids(report, unsent)
             try:
                 answer = sender.send(report)
                 if not generation.take(answer.get("generation")):
                     raise ReportRefusedError(OLDER)
+                taken()
+                unsent = {pci: xids for pci, xids in unsent.items() if pci not in _xids_of(report)}
                 pause_s, with_jobs = _pause_s(answer, interval_s), answer.get("jobs") is True
                 if wanted != (wanted := answer.get("mps")):
                     pause_s = min(pause_s, LOOK_S)  # jobs wait for the daemons
                 reason = str(report["error"] or "")
             except ReportRefusedError as error:
                 reason = str(error)
+                unsent |= _xids_of(report)
             if reason != trouble:
                 say(reason or "reports are taken again")
                 trouble = reason
@@ -202,6 +210,23 @@ def run_agent(
         return
     finally:
         probe.close()
+
+
+def _xids_of(report: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """Return the XIDs in a report by the PCI address of their GPU, then by number."""
+    return {
+        gpu["pci"]: {xid["xid"]: xid for xid in gpu["xids"]}
+        for gpu in report["gpus"]
+        if gpu["pci"] and gpu["xids"]
+    }
+
+
+def _add_xids(report: Mapping[str, Any], unsent: Mapping[str, Mapping[int, Any]]) -> None:
+    """Add the XIDs of reports that no service took to this one: the probe tells each of them once."""
+    later = _xids_of(report)
+    for gpu in report["gpus"]:
+        if (earlier := unsent.get(gpu["pci"])) is not None:
+            gpu["xids"] = list({**earlier, **later.get(gpu["pci"], {})}.values())[-MAX_XIDS_OF_GPU:]
 
 
 def _pause_s(answer: Mapping[str, Any], interval_s: float) -> float:

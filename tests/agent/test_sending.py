@@ -128,6 +128,29 @@ def test_reports_are_sent_with_name_token_and_path(state: State, service: Servic
     assert second.uptime_s > first.uptime_s
 
 
+def test_xids_of_reports_that_nobody_took_come_with_the_next_one(state: State, service: Service) -> None:
+    """The library tells each of them once, and a GPU with some of them has to be closed."""
+    service.status, service.answer = 503, b'{"error": "out"}'
+
+    def breaks() -> None:
+        state.write(gpu(0, "event 1 xid 48"), gpu(1))
+
+    def back() -> None:
+        service.status, service.answer = 200, b'{"cleaning": []}'
+        state.write(gpu(0, "event 1 xid 48", "event 2 xid 13"), gpu(1))
+
+    rounds(ReportSender(service.url), [breaks, lambda: None, back, lambda: None])
+    reports = [read_report(body) for _, _, body in service.requests]
+    assert [[xid.xid for xid in report.gpus[0].xids or ()] for report in reports] == [
+        [],
+        [48],
+        [48],
+        [48, 13],
+        [],
+    ]
+    assert all(report.gpus[1].xids == [] for report in reports)
+
+
 def test_while_a_gpu_is_cleaned_reports_come_each_half_second(state: State, service: Service) -> None:
     service.answer = b'{"cleaning": [{"gpu_id": 0}]}'
 
