@@ -73,7 +73,7 @@ class AgentJobs:
         self._changed, self._say = changed, say
         self._lock = threading.Lock()
         self._items: dict[str, Mapping[str, Any]] = {}
-        self._acts: dict[str, Future[None]] = {}
+        self._acts: dict[str, Future[Any]] = {}
         self._done: dict[str, dict[str, Any]] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._newest = newest
@@ -345,22 +345,35 @@ class AgentJobs:
                 self._say(f"the output of job {key} cannot be kept short: {error}")
 
     def _prune(self) -> None:
-        """Remove the folders of jobs that nobody wants here any more, by age, then the oldest by size."""
+        """Remove the folders of jobs that nobody wants here any more, by age, then the oldest by size.
+
+        One whose end no service knows goes last, and never by age: without its folder it could begin again.
+        """
         with self._lock:
             wanted = {key for key, item in self._items.items() if item["want"] != "forget"}
         over = [
-            (float(found["ended_at"] or 0), key)
+            (not found["ended"], self._ended_at(key, found), key)
             for key, found in self._states.items()
             if found["state"] == "finished" and key not in wanted
         ]
-        left = sum(_size(os.path.join(self._root, key)) for _, key in over)
-        for ended_at, key in sorted(over):
-            if left > MAX_LOGS_BYTES or ended_at < time.time() - KEEP_LOGS_S:
+        left = sum(_size(os.path.join(self._root, key)) for _, _, key in over)
+        for is_untold, ended_at, key in sorted(over):
+            if left > MAX_LOGS_BYTES or (not is_untold and ended_at < time.time() - KEEP_LOGS_S):
                 left -= _size(os.path.join(self._root, key))
-                ending.remove(self._root, key)
+                ending.stop(self._root, key, 0.0)  # which writes its tombstone
                 self._say(
                     f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
                 )
+
+    def _ended_at(self, key: str, state: Mapping[str, Any]) -> float:
+        """Return when a job ended; of one that was killed, which left no exit code, when this was seen."""
+        if state["ended_at"] is not None:
+            return float(state["ended_at"])
+        seen = os.path.join(job_files.directory_of(self._root, key), "seen")
+        if not job_files.exists(seen):
+            with suppress(OSError):  # a full disk
+                job_files.write_file(seen, "")
+        return job_files.modified_at(seen) or time.time()
 
 
 def _home() -> str:
@@ -370,10 +383,11 @@ def _home() -> str:
 
 
 def _size(folder: str) -> int:
+    """Return the bytes on the disk of a folder's files: a long output has more than is kept of it."""
     size = 0
     with suppress(OSError):
         for path, _, names in os.walk(folder):
             for name in names:
                 with suppress(OSError):
-                    size += os.lstat(os.path.join(path, name)).st_size
+                    size += os.lstat(os.path.join(path, name)).st_blocks * 512
     return size

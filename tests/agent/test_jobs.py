@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager.agent import job_runner
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report, read_report
@@ -392,6 +393,44 @@ def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
     service.say({"key": key, "want": "preempt", "n": "1", "grace_s": 30, "signal": "TERM"})
     ended = service.wait(key, state="finished")
     assert (ended["exit_code"], ended["last_line"], ended["preempted"]) == (9, "saved", True)
+
+
+def test_what_a_killed_job_wrote_stays_for_days_and_longer_if_no_service_knows_of_its_end(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed has no exit code to tell when it ended; without a folder it would begin again."""
+    monkeypatch.setattr(job_runner, "PRUNE_EVERY_S", 0.0)
+    killed, old, unknown = (job_key("t", number) for number in (7, 8, 9))
+    root = tmp_path / "jobs"
+    for key, ended_at in ((killed, 0), (old, 1000), (unknown, 500)):
+        add_finished(root / key, "last words\n")
+        os.utime(root / key / "exit_code", (ended_at, ended_at))
+    (root / killed / "exit_code").unlink()
+    with (root / unknown / "log").open("wb") as log:  # of which all but the end was given back
+        log.seek(5 * 2**30)
+        log.write(b"last words\n")
+    service = Service(opened())
+    service.say(*({"key": key, "want": "forget", "n": ""} for key in (killed, old)))
+    wait_for(lambda: not (root / old).exists())
+    assert service.jobs.output(killed, 0)["text"] == "last words\n"
+    assert service.state(unknown)["state"] == "finished"
+    for file in (root / killed).iterdir():
+        os.utime(file, (1000, 1000))
+    wait_for(lambda: not (root / killed).exists())
+    assert (root / unknown).exists()
+
+
+def test_a_job_whose_output_takes_too_much_of_the_disk_is_not_begun_again_without_it(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "PRUNE_EVERY_S", 0.0)
+    monkeypatch.setattr(job_runner, "MAX_LOGS_BYTES", -1)
+    key = job_key("t", 7)
+    add_finished(tmp_path / "jobs" / key, "last words\n")
+    service = Service(opened())
+    wait_for(lambda: not (tmp_path / "jobs" / key).exists())
+    service.say(service.run(key, "true"))
+    assert service.wait(key, want="run")["refusal"] == "AlreadyEndedError"
 
 
 def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path) -> None:
