@@ -17,7 +17,7 @@ from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_releases,
 from resource_manager.fleet.records import Record
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
-from resource_manager.fleet.transitions import Rules, clean_gpus, is_of, tells_nothing, transitions
+from resource_manager.fleet.transitions import Rules, is_of, tells_nothing, transitions
 from resource_manager.scheduling import lease_steps
 
 DEFAULT_INTERVAL_S = 10.0
@@ -88,8 +88,8 @@ def cleaned(cluster: ClusterState, report: Report, record: Record, now: float) -
 
     `record` is that of the server's reports after this one.
     """
-    changes = clean_gpus(cluster, report, rules_of(cluster.settings), now)
-    return [_with_use(change, record.leases) for change in changes]
+    changes = transitions(cluster, report, {}, rules_of(cluster.settings), now).changes
+    return [_with_use(change, record.leases) for change in changes if isinstance(change, GpuCleaned)]
 
 
 def _searched_by(state: NodeState, report: Report, settings: ClusterSettings, now: float) -> Iterator[Change]:

@@ -88,14 +88,6 @@ def transitions(
     return Outcome([*([AgentSeen(state.name, now)] if is_new else []), *reading.cleaned()])
 
 
-def clean_gpus(cluster: ClusterState, report: Report, rules: Rules, now: float) -> list[Change]:
-    """Return the GPUs on which the report shows no process of a lease that has ended."""
-    state = cluster.node(report.server)
-    if tells_nothing(state, report):
-        return []
-    return list(_Reading(cluster, state, report, {}, rules, now).cleaned())
-
-
 class _Reading:
     """One report against one node of the state."""
 

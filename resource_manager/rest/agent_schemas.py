@@ -19,9 +19,7 @@ MAX_PART = LOG_CHUNK_BYTES + MAX_ERROR
 """Most characters of such a part, which may begin with a line of the agent's own."""
 
 ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
-
-
-JobKey = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
+JobKey = ServerName
 
 
 class AgentJobsQuery(Query):
