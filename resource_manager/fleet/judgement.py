@@ -115,7 +115,15 @@ def _unknown_jobs(state: NodeState, report: Report) -> set[str]:
 def _first(report: Report, now: float) -> Record:
     """Return the record of a first report that is received now."""
     interval_s = report.interval_s or DEFAULT_INTERVAL_S
-    return Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname)
+    return Record(
+        now,
+        interval_s,
+        report.at,
+        report.boot_id,
+        report.uptime_s,
+        report.hostname,
+        has_place=report.place is not None,
+    )
 
 
 def _became_idle(
@@ -135,7 +143,7 @@ def _became_idle(
 
 
 def check_order(report: Report, before: Record | None, now: float) -> None:
-    """Raise `ReportError` for a report that is older than the last one, or of another machine.
+    """Raise `ReportError` for a report that is older than the last one, or of another machine or agent.
 
     Reports are ordered by the time since the server's start, as its clock may be wrong. Another start counts
     only if it was after the last report: else another machine reports under this name.
@@ -155,6 +163,11 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
     elif report.boot_id == before.boot_id:
         if report.uptime_s <= before.uptime_s:
             raise ReportError("report: older than the last one of this server")
+        if before.has_place and report.place is None and before.tells_of(now):
+            raise ReportError(
+                f"report: of an agent that runs no jobs, but another one on {report.server} runs jobs and "
+                "reports: stop one of them"
+            )
     elif before.tells_of(now) and now - report.uptime_s < before.received_at:
         raise ReportError(
             f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "

@@ -25,7 +25,8 @@ class Record:
 
     `clean` counts reports in a row without a condition, by GPU id, -1 for the server; `gpus` are the last
     samples by GPU id, `leases` the use so far by fencing token, `jobs` what was seen of placed jobs, which
-    were last listed at `listed_at`. `mps` are the UUIDs of the GPUs whose MPS daemon ran.
+    were last listed at `listed_at`. `mps` are the UUIDs of the GPUs whose MPS daemon ran. `has_place` says
+    whether the agent runs jobs.
     """
 
     received_at: float
@@ -40,6 +41,7 @@ class Record:
     jobs: Sightings = field(default_factory=Sightings)
     listed_at: float = 0.0
     mps: tuple[str, ...] = ()
+    has_place: bool = False
 
     def tells_of(self, now: float) -> bool:
         """Return whether what the agent last reported tells of now: not if it is old, or of before a jump."""

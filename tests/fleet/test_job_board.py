@@ -459,6 +459,16 @@ def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object
         fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
 
 
+def test_an_agent_that_runs_no_jobs_does_not_hide_the_jobs_of_another_one(fleet: Fleet) -> None:
+    """As the unit of `agent install` beside an agent with --run-jobs."""
+    fleet.report()
+    with pytest.raises(ReportError, match="another one on gpu-a runs jobs and reports: stop one of them"):
+        fleet.report(place=None)
+    assert fleet.manager.agent_state("gpu-a")["place"] == PLACE
+    fleet.clock.now += 40
+    fleet.report(place=None)
+
+
 @pytest.mark.parametrize("name", ["t", "gang"])
 def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Fleet, name: str) -> None:
     """Not that of another who has its lease id by then either."""
