@@ -33,7 +33,7 @@ from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, jobs_on
+from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_on, run_at
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
@@ -220,7 +220,7 @@ class JobBoard:
     def _runs(self, lease: Allocation) -> dict[str, dict[str, Any] | None]:
         """Return the states of the jobs of a lease as last reported, by key."""
         return {
-            job.key: self._manager.agent_state(job.server)["runs"].get(job.key)
+            job.key: run_at(self._manager.agent_state(job.server), job.place, job.key)
             for job in RunningJob.all_of(lease)
         }
 
@@ -237,6 +237,7 @@ class JobBoard:
         if not report.runs:
             return
         runs = {run.key: run for run in report.runs}
+        here = None if report.place is None else dict(report.place)
 
         def view(cluster: ClusterState, now: float) -> tuple[bool, list[tuple[Allocation, RunReport, bool]]]:
             leased = list(jobs_on(cluster, report.server))
@@ -245,6 +246,7 @@ class JobBoard:
                 (serializers.allocation(cluster, lease), runs[key], is_due)
                 for key, rank, lease in leased
                 if key in runs and lease.places and has_stored_job(lease.request.labels)
+                if is_there(here, lease.places[lease.ranks.index(rank) if lease.ranks else rank])
                 if (is_due := _is_due(lease, now)) or not _goes_on(lease, runs[key], rank)
             ]
 

@@ -20,6 +20,7 @@ from resource_manager.core.models import Lease, Placement, has_stored_job
 from resource_manager.core.names import listed
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.transitions import is_of
+from resource_manager.manager.agent_jobs import is_there
 
 CONFIRMATIONS = 2
 """Number of complete lists of jobs in a row without a job after which it is known to be gone."""
@@ -101,9 +102,13 @@ def leases_gone(cluster: ClusterState, report: Report, known: Mapping[str, Sight
 
 
 def _tells_end(report: Report, lease: Lease) -> bool:
-    own = {_number(lease, rank) for rank, member in lease.ranked if member.node == report.server}
+    here = None if report.place is None else dict(report.place)
+    jobs = zip(lease.ranked, lease.places, strict=False)
+    own = [(_number(lease, rank), place) for (rank, member), place in jobs if member.node == report.server]
     ended = {number_of_key(run.key) for run in report.runs or () if run.state == "finished"}
-    return has_stored_job(lease.request.labels) and own <= ended
+    return has_stored_job(lease.request.labels) and all(
+        number in ended and is_there(here, place) for number, place in own
+    )
 
 
 def partners(state: NodeState, known: Sightings) -> set[str]:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import job_key, token_of_key
-from resource_manager.core.models import Lease, Request
+from resource_manager.core.models import JobPlace, Lease, Request
 from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
@@ -228,6 +228,18 @@ def state_of_agent(store: Store, server: str) -> AgentState:
     }
 
 
+def is_there(place: Mapping[str, str] | None, job: JobPlace) -> bool:
+    """Return whether an agent that says it is at `place` has the folder in which a job was placed."""
+    return place is not None and all(
+        place[name] == getattr(job, name) for name in ("machine", "folder", "mark")
+    )
+
+
+def run_at(state: AgentState, job: JobPlace, key: str) -> dict[str, Any] | None:
+    """Return what an agent last said of a job; None if nothing, or if it has not the job's folder."""
+    return state["runs"].get(key) if is_there(state["place"], job) else None
+
+
 def end_of(runs: Sequence[Mapping[str, Any]]) -> JobEnded:
     """Return the end of a lease's jobs, by their ranks: that of the one that failed first, if one did."""
     bad = [run for run in runs if run["exit_code"] != 0]
@@ -241,9 +253,10 @@ NO_END: JobEnded = {"exit_code": None, "last_line": "", "ended_at": None}
 
 def reported_end(store: Store, lease: Lease) -> JobEnded | None:
     """Return the end of a lease's jobs as its agents last reported it; None if one of them did not."""
-    runs = [state_of_agent(store, node)["runs"].get(key) for node, key, _ in jobs_of(lease)]
+    jobs = zip(jobs_of(lease), lease.places, strict=False)
+    runs = [run_at(state_of_agent(store, node), place, key) for (node, key, _), place in jobs]
     ended = [run for run in runs if run is not None and run["state"] != "running"]
-    return end_of(ended) if len(ended) == len(runs) else None
+    return end_of(ended) if ended and len(ended) == len(runs) else None
 
 
 def leases_on(cluster: ClusterState, server: str) -> list[Lease]:

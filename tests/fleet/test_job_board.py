@@ -459,6 +459,30 @@ def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object
         fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
 
 
+@pytest.mark.parametrize("what", ["machine", "folder", "mark"])
+def test_the_end_of_a_job_is_believed_only_from_where_it_was_placed(fleet: Fleet, what: str) -> None:
+    """In a copy of its folder, or on a copy of its machine, it looks as if it was killed."""
+    other = {**PLACE, what: "/copy"}
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    key = job_key("t", fleet.submit("t")["fencing_token"])
+    gang = granted_lease(fleet.manager.submit("gang", 0, 8, nodes=2, job=JOB))["fencing_token"]
+    first, second = (job_key("gang", gang, rank, 2) for rank in (0, 1))
+    killed: dict[str, Any] = {"exit_code": None, "ended_at": None}
+    for _ in range(2):  # they are placed, and seen there
+        fleet.report(run(key), run(first))
+        fleet.report(run(second), name="gpu-b")
+    before = fleet.board.doorbell.mark("gpu-a")
+    fleet.report(run(key, "finished", **killed), run(first), place=other)
+    assert fleet.board.doorbell.mark("gpu-a") == before, "its agent has nothing to do"
+    fleet.report(run(second, "finished", **killed), name="gpu-b", place=other)
+    fleet.report(run(key), run(first, "finished"))
+    assert [lease["state"] for lease in fleet.manager.leases()] == ["RUNNING", "RUNNING"]
+    fleet.report(run(key, "finished"), run(first, "finished"))
+    fleet.report(run(second, "finished"), name="gpu-b")
+    assert fleet.manager.leases() == []
+
+
 def test_an_agent_that_runs_no_jobs_does_not_hide_the_jobs_of_another_one(fleet: Fleet) -> None:
     """As the unit of `agent install` beside an agent with --run-jobs."""
     fleet.report()
@@ -580,7 +604,8 @@ def test_the_jobs_of_a_server_that_was_started_again_are_gone(fleet: Fleet) -> N
     assert (found["exit_code"], found["outcome"]) == (None, "FAILED")
 
 
-def test_a_server_that_was_started_again_and_knows_nothing_starts_no_job_twice() -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_server_that_was_started_again_and_knows_nothing_starts_no_job_twice(copied: bool) -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     fleet.report()
     token = granted_lease(fleet.manager.submit("t", 1, 8, job=JOB, ttl=100))["fencing_token"]
@@ -595,7 +620,8 @@ def test_a_server_that_was_started_again_and_knows_nothing_starts_no_job_twice()
     fleet.clock.now += 100
     fleet.manager.expire_and_schedule()
     assert fleet.manager.leases()[0]["state"] == "ERROR"
-    fleet.report(place=empty, boot_id="boot-2", uptime_s=5.0)
+    runs = [run(key, "finished", exit_code=None, ended_at=None)] if copied else []
+    fleet.report(*runs, place=empty, boot_id="boot-2", uptime_s=5.0)
     assert fleet.manager.leases() == [], "no process outlives its server"
 
 

@@ -31,7 +31,13 @@ from resource_manager.jobs.launchers.directory_launcher import (
     spec_of,
     status_of,
 )
-from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentSilentError, AgentState, opened_service
+from resource_manager.manager.agent_jobs import (
+    UNKNOWN_RUN,
+    AgentSilentError,
+    AgentState,
+    is_there,
+    opened_service,
+)
 from resource_manager.manager.patience import patiently
 
 T = TypeVar("T")
@@ -118,8 +124,7 @@ class AgentLauncher:
                 f"the agent of {self.server} runs no jobs: start gpu-manager agent --run-jobs there, or set "
                 "another launcher"
             )
-        there = (place["machine"], place["folder"], place["mark"])
-        if self._place.machine and there != (self._place.machine, self._place.folder, self._place.mark):
+        if self._place.machine and not is_there(place, self._place):
             raise LauncherUnreachableError(
                 f"the job is in {self._place.folder} of {self._place.machine}, but the agent of "
                 f"{self.server} has {place['folder']} of {place['machine']}"
