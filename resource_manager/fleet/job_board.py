@@ -90,8 +90,8 @@ class JobBoard:
 
     def _answer(self, server: str) -> tuple[JobsAnswer, list[Allocation]]:
         """Return what should be on a server, and the leases there whose stored jobs wait for their places."""
+        state = self._manager.agent_state(server)  # before the leases: what it runs has one there
         seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
-        state = self._manager.agent_state(server)
         is_behind = self._is_behind()
         wanted = seen.jobs
         keys = [key for key, _, _ in wanted]

@@ -459,6 +459,22 @@ def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object
         fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
 
 
+def test_a_job_that_begins_while_an_answer_is_made_is_not_taken_for_one_without_a_lease(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.report()
+    read = fleet.manager.read
+
+    def read_before_it_begins(*given: Any) -> Any:
+        found = read(*given)
+        monkeypatch.undo()
+        fleet.report(run(job_key("t", fleet.submit("t")["fencing_token"])))
+        return found
+
+    monkeypatch.setattr(fleet.manager, "read", read_before_it_begins)
+    assert fleet.board.jobs("gpu-a")["jobs"] == []
+
+
 @pytest.mark.parametrize("what", ["machine", "folder", "mark"])
 def test_the_end_of_a_job_is_believed_only_from_where_it_was_placed(fleet: Fleet, what: str) -> None:
     """In a copy of its folder, or on a copy of its machine, it looks as if it was killed."""
