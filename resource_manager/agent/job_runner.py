@@ -175,6 +175,9 @@ class AgentJobs:
             if key not in self._acts and not self._is_done(item):
                 pool = self._starting if item["want"] in ("prepare", "run") else self._ending
                 self._acts[key] = pool.submit(self._carry_out, item)
+        for key, found in self._states.items():  # whose grace ends while no service answers, too
+            if found["state"] == "running" and found["preempted"] and key not in self._acts:
+                self._acts[key] = self._ending.submit(ending.preempt, self._root, key, 0.0)
 
     def _is_done(self, item: Mapping[str, Any]) -> bool:
         done = self._done.get(item["key"])

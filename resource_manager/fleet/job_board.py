@@ -26,7 +26,7 @@ from resource_manager.fleet.job_places import place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
-from resource_manager.jobs.job_preemption import grace_of, is_taken
+from resource_manager.jobs.job_preemption import is_taken, preemption_order
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
@@ -111,6 +111,8 @@ class JobBoard:
                 continue
             if _is_left(lease) and (order is None or order["want"] != "stop"):
                 order = {"want": "stop", "grace_s": END_GRACE_S}
+            elif not is_behind and _is_forsaken(lease, order):  # the numbers of later orders stay greater
+                order = {**preemption_order(lease), "n": order["n"] if order else ""}
             if order is not None and "spec" in order:  # the rules are not its caller's to state
                 rules = rules_of(job_of(lease, key, (), rank=rank))
                 order = {**order, "spec": {**order["spec"], **rules}}
@@ -157,8 +159,7 @@ class JobBoard:
         if lease["gpu_failed"] or is_remainder(lease) or self._has_failed(lease):
             return {"want": "terminate", "grace_s": END_GRACE_S, "bury": True}
         if self._is_taken(lease):
-            grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
-            return {"want": "preempt", "n": str(lease["until"]), **grace}
+            return {**preemption_order(lease), "n": str(lease["until"])}
         if rank == 0 and self._has_to_wait(lease):
             return None
         running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
@@ -331,6 +332,15 @@ def _place_of(lease: Allocation, rank: int) -> dict[str, Any]:
 def _is_left(lease: Allocation) -> bool:
     """Return whether the terminal that showed a job is gone: it has not renewed the job's lease."""
     return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
+
+
+def _is_forsaken(lease: Allocation, order: Mapping[str, Any] | None) -> bool:
+    """Return whether a lease is preempted, and who would tell its job is gone, as while Airflow is stopped.
+
+    They have not renewed it, or not ended it within its grace.
+    """
+    is_over = lease["preempted_by"] is not None and lease["quarantined"] and bool(lease["job_places"])
+    return is_over and not has_stored_job(lease["labels"]) and (order is None or order["want"] in STARTS)
 
 
 def _is_awaited(lease: Allocation, ended_at: float | None, now: float) -> bool:

@@ -30,6 +30,12 @@ def grace_of(allocation: Mapping[str, Any]) -> float:
     return min(max(until - time.time(), grace_s / 2), grace_s)
 
 
+def preemption_order(allocation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the order to tell the job of a preempted lease, as agents take it, without its number."""
+    grace_s = round(grace_of(allocation), 1)
+    return {"want": "preempt", "grace_s": grace_s, "signal": allocation["preempt_signal"]}
+
+
 def is_taken(allocation: Mapping[str, Any], were_told: Callable[[], Iterable[bool]]) -> bool:
     """Return whether a lease is being preempted, or one of its jobs was told before that was taken back.
 

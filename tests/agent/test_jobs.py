@@ -20,7 +20,7 @@ from resource_manager.agent import job_runner
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report, read_report
-from resource_manager.jobs.directories import ending, job_states
+from resource_manager.jobs.directories import ending, job_files, job_states
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu
 from tests.agent.reporting import report as reported
@@ -393,6 +393,21 @@ def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
     service.say({"key": key, "want": "preempt", "n": "1", "grace_s": 30, "signal": "TERM"})
     ended = service.wait(key, state="finished")
     assert (ended["exit_code"], ended["last_line"], ended["preempted"]) == (9, "saved", True)
+
+
+def test_the_grace_of_a_job_ends_also_under_a_new_agent_while_no_service_answers(
+    opened: Open, tmp_path: Path
+) -> None:
+    first, key = Service(opened()), job_key("t", 7)
+    first.say(first.run(key, "trap '' TERM; while :; do sleep 0.1; done"))
+    first.wait(key, state="running")
+    first.say({"key": key, "want": "preempt", "n": "1", "grace_s": 600, "signal": "TERM"})
+    first.wait(key, want="preempt", state="running")
+    first.jobs.close()
+    second = Service(opened())
+    assert second.state(key)["state"] == "running"
+    os.utime(job_files.told_file_of(str(tmp_path / "jobs"), key), (1000, 1000))
+    assert second.wait(key, state="finished")["preempted"]
 
 
 def test_what_a_killed_job_wrote_stays_for_days_and_longer_if_no_service_knows_of_its_end(

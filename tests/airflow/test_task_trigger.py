@@ -747,6 +747,27 @@ def test_a_job_that_was_told_of_a_preemption_that_is_taken_back_waits_again(
     assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]
 
 
+def test_a_task_whose_job_was_told_and_ended_while_airflow_was_stopped_waits_again(
+    asks, manager, take, tmp_path
+):
+    """By its agent; its lease was quarantined meanwhile."""
+    trap = f"trap 'exit 143' TERM; echo $GPU_RESTART_COUNT >> {tmp_path}/up"
+    trigger = asks(f"{trap}; [ $GPU_RESTART_COUNT = 1 ] || while :; do sleep 0.05; done", preempt_grace=0.5)
+    until(trigger, lambda: (tmp_path / "up").exists())
+    take()
+    [lease] = manager.preempting()
+    assert present(GangJob.of(lease)).preempt(0.5, "TERM", 5.0).is_over
+
+    def is_quarantined():
+        manager.expire_and_schedule()
+        return manager.status_of(TASK.lease_id)["quarantined"]
+
+    wait_for(is_quarantined)
+    assert fire(again(trigger))["exit_code"] == 0
+    assert (tmp_path / "up").read_text().split() == ["0", "1"]
+    assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]
+
+
 def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, manager, take, notes, tmp_path):
     trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
     until(trigger, lambda: (tmp_path / "up").exists())

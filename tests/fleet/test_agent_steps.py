@@ -82,6 +82,32 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     made.manager.close()
 
 
+def test_a_job_that_saves_for_too_long_is_ended_by_its_agent_while_airflow_is_stopped(world: World) -> None:
+    """Its lease waits for who collects the result; whoever they are, they find it preempted."""
+    world.report()
+    lease: Any = world.manager.submit("t", 1, preempt_grace=0.2)
+    key = job_key("t", lease["fencing_token"])
+    place = JobPlace("agent", "gpu-a", **world.agent.report()["place"])
+    world.manager.place_job("t", [place], fencing_token=lease["fencing_token"])
+    spec = {"command": ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], "environment": {}}
+    world.manager.order_job("gpu-a", key, {"want": "run", "spec": spec})
+    world.poll()
+    wait_for(lambda: world.state(key) == "running")
+    world.manager.submit("urgent", 1, priority=5)
+    world.manager.preempt("t", preemptor="urgent")
+
+    def is_quarantined() -> bool:
+        world.manager.expire_and_schedule()
+        return world.manager.leases()[0]["quarantined"]
+
+    wait_for(is_quarantined)
+    world.poll()
+    wait_for(lambda: world.state(key) == "finished")
+    world.report()
+    assert world.manager.agent_state("gpu-a")["runs"][key]["preempted"]
+    assert [lease["task_id"] for lease in world.manager.leases()] == ["t"]
+
+
 BREAKS: dict[str, Callable[[World], None]] = {
     "agent": World.kill_agent,
     "service": World.start_service,

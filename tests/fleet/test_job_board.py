@@ -12,8 +12,9 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import Change
-from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.errors import InvalidRequestError, NeverFitsError
+from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key, walls
 from resource_manager.storage.backup import read_backup, restore, write_backup
@@ -457,6 +458,28 @@ def test_an_order_that_no_agent_can_carry_out_is_refused(fleet: Fleet, order: di
 def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object) -> None:
     with pytest.raises(InvalidRequestError, match="env must have texts by the names of variables"):
         fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
+
+
+def test_a_preempted_job_is_told_by_its_agent_while_who_would_tell_it_is_gone(fleet: Fleet) -> None:
+    """As while Airflow is stopped; who comes back then is heard."""
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, server="gpu-a", preempt_grace=60))
+    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
+    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    begun = fleet.manager.order_job("gpu-a", key, {"want": "run", "spec": SPEC})
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    assert fleet.wanted() == {key: "run"}, "they have its grace to tell it"
+    before = fleet.board.doorbell.mark("gpu-a")
+    fleet.clock.now += 61
+    fleet.manager.expire_and_schedule()
+    assert fleet.board.doorbell.mark("gpu-a") != before, "its agent is told at once"
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    assert (item["want"], item["n"], item["grace_s"], item["signal"]) == ("preempt", begun, 30.0, "TERM")
+    assert JobBoard(fleet.manager, lambda: True).jobs("gpu-a")["jobs"] == [], "the state may be an old one"
+    later = fleet.manager.order_job("gpu-a", key, {"want": "preempt", "grace_s": 5.0, "signal": "USR2"})
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    assert (item["n"], item["grace_s"], item["signal"]) == (later, 5.0, "USR2")
+    assert later > begun
 
 
 def test_a_job_that_begins_while_an_answer_is_made_is_not_taken_for_one_without_a_lease(

@@ -104,11 +104,18 @@ def ending(cluster: ClusterState, now: float) -> list[Preempting]:
         if not (window.is_open(now) and preempts(cluster, window)):
             continue
         for lease in running(cluster, window):
-            if lease.request.preemptible and not (lease.preempted_by or lease.quarantined):
+            can_end = not lease.quarantined or _is_of_agents(lease)
+            if lease.request.preemptible and can_end and not lease.preempted_by:
                 until = now + lease.request.preempt_grace_s
                 change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor, until, now)
                 found.setdefault(lease.lease_id, change)
     return list(found.values())
+
+
+def _is_of_agents(lease: Lease) -> bool:
+    """Return whether agents run all jobs of a lease, which tell and end them also if nobody renews it."""
+    is_whole = bool(lease.places) and not (lease.revoked or lease.ranks)
+    return is_whole and all(place.launcher == "agent" for place in lease.places)
 
 
 def running(cluster: ClusterState, window: Window) -> list[Lease]:

@@ -13,15 +13,17 @@ from pydantic import ValidationError
 from resource_manager.core.changes import (
     Change,
     Granted,
+    JobPlaced,
     MaintenanceChanged,
     Outcome,
     Preempting,
+    Quarantined,
     Queued,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window
-from resource_manager.core.models import Request
+from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.teams import Teams
 from resource_manager.manager.demand import Demand
@@ -164,6 +166,26 @@ def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_th
     assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7200.0))) == [
         "x"
     ]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "revoked", "ends"), [("agent", False, True), ("agent", True, False), ("ssh", False, False)]
+)
+def test_a_window_ends_what_an_agent_runs_also_if_nobody_has_renewed_it(
+    launcher: str, revoked: bool, ends: bool
+) -> None:
+    """Its agent tells and ends it, as while Airflow is stopped; nobody would tell another one."""
+    window = Window(7, ("a",), 3600.0, 7200.0, preempt=True)
+    cluster = cluster_with(window)
+    cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
+    submit(cluster, job("x", preempt_grace_s=60.0), 0.0)
+    cluster.apply(JobPlaced("x", 1, (JobPlace(launcher, "a", "", "m", "/jobs", "1"),), 1.0))
+    cluster.apply(Quarantined("x", 1, 600.0, revoked))
+    preempted = Preempting("x", 1, window.preemptor, 3660.0, 3600.0)
+    assert lease_steps.expire(cluster, 3600.0) == ([preempted] if ends else [])
+    cluster.apply(preempted)
+    assert lease_steps.expire(cluster, 3700.0) == []
+    assert cluster.leases["x"].quarantined
 
 
 def test_a_request_named_like_a_window_gets_nothing_of_what_it_preempts() -> None:
