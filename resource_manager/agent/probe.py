@@ -393,10 +393,20 @@ class Nvml:
         under_mps = self._running("nvmlDeviceGetMPSComputeRunningProcesses", device)
         if computing is None:
             return None
-        found = {process.pid: process for process in [*computing, *(under_mps or [])]}
+        # What only draws is in neither list. Of that jobs alone count, as else every desktop would.
+        drawing = self._running("nvmlDeviceGetGraphicsRunningProcesses", device) or []
+        computes = {process.pid: process for process in [*computing, *(under_mps or [])]}
+        draws = {
+            process.pid: process
+            for process in drawing
+            if process.pid not in computes and owner_of(process.pid)[2] not in ("none", "unreadable")
+        }
         return [
-            find_process(pid, None if process.memory == 2**64 - 1 else process.memory // MIB)
-            for pid, process in sorted(found.items())[:MAX_PROCESSES_OF_GPU]
+            {
+                **find_process(pid, None if process.memory == 2**64 - 1 else process.memory // MIB),
+                **({"draws": True} if pid in draws else {}),
+            }
+            for pid, process in sorted({**draws, **computes}.items())[:MAX_PROCESSES_OF_GPU]
             if pid > 0
         ]
 

@@ -32,7 +32,8 @@ class Strict(BaseModel):
 class ProcessReport(Strict):
     """Process that computes on a GPU; None is what the probe's user may not read.
 
-    `lease_source` says where the lease or the job was found, or `none`, or `unreadable`.
+    `lease_source` says where the lease or the job was found, or `none`, or `unreadable`. One of a job that
+    only `draws` is told, too; it may be on GPUs that it merely found.
     """
 
     pid: Annotated[int, Field(gt=0, lt=2**31)]
@@ -42,6 +43,7 @@ class ProcessReport(Strict):
     lease_id: Annotated[str, Field(max_length=probe.MAX_LEASE_ID, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     job: Text | None
     lease_source: Literal["environment", "ancestor", "registration", "cgroup", "none", "unreadable"]
+    draws: bool = False
 
 
 class XidReport(Strict):

@@ -19,7 +19,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement, has_stored_job
 from resource_manager.core.names import listed
 from resource_manager.core.node_state import NodeState
-from resource_manager.fleet.transitions import is_of
+from resource_manager.fleet.transitions import is_mps_server, is_of
 from resource_manager.manager.agent_jobs import is_there
 
 CONFIRMATIONS = 2
@@ -167,6 +167,7 @@ def _is_free(state: NodeState, report: Report, lease: Lease, member: Placement) 
             return False
         others = [other for other in leases_on(state, gpu_id) if other.key != lease.key]
         for process in gpu.processes:
-            if not any(is_of(process, other.lease_id, other.fencing_token) for other in others):
+            is_other = any(is_of(process, other.lease_id, other.fencing_token) for other in others)
+            if not (is_other or is_mps_server(state, process)):
                 return False
     return True

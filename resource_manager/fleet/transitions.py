@@ -17,7 +17,7 @@ from resource_manager.core.changes import (
     Resumed,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import DRAINED, cleaning_on, condition_of, leases_on
+from resource_manager.core.gpu_state import DRAINED, cleaning_on, condition_of, leases_on, present_id
 from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease
@@ -35,6 +35,8 @@ UNKNOWN_UUID = "unknown uuid"
 MISSING_UUID = "uuid missing"
 SERVER = -1
 """Key under which clean reports of the server are counted, beside those of GPUs."""
+
+MPS_SERVER = "nvidia-cuda-mps-server"
 
 MAX_REASON = 400
 MAX_NAME = 60
@@ -134,11 +136,21 @@ class _Reading:
                 yield GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, self._now)
 
     def _left_of(self, entry: Cleaning) -> list[ProcessReport] | None:
-        """Return the processes of an ended lease on its GPU; None if nobody can say."""
+        """Return the processes on the GPU that are, or may be, of an ended lease; None if nobody can say.
+
+        One that cannot be read may be, unless another lease has a part of the GPU, whose it may be, too.
+        """
         gpu = self._reported.get(entry.uuid or self._state.gpu_uuids.get(entry.gpu_id, ""))
         if gpu is None or gpu.lost or gpu.processes is None:
             return None
-        return [process for process in gpu.processes if is_of(process, entry.lease_id, entry.fencing_token)]
+        here = present_id(self._state, entry)
+        is_clear = not self._rules.rogue or (here is not None and any(leases_on(self._state, here)))
+        return [
+            process
+            for process in gpu.processes
+            if is_of(process, entry.lease_id, entry.fencing_token)
+            or not (is_clear or process.lease_source != "unreadable" or is_mps_server(self._state, process))
+        ]
 
     def _overdue(self, gpu_id: int) -> Iterator[str]:
         """Yield the reason if something on the GPU has not become clean in time."""
@@ -249,7 +261,8 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
     """Return the processes on a GPU that belong to no lease there, present or being cleaned.
 
     A process of which that cannot be read is none, nor is one without a mark beside a lease whose job runs in
-    any tasks of its DAG run: they carry none where nobody gave them one.
+    any tasks of its DAG run: they carry none where nobody gave them one. Nor is one that only draws, as it
+    may just have found all GPUs, nor the server of the MPS daemon that the agent keeps for fractions.
     """
     if not gpu.processes:
         return []
@@ -261,9 +274,16 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
         for process in gpu.processes
         if process.lease_source != "unreadable"
         and not (process.lease_source == "none" and unmarked)
+        and not process.draws
+        and not is_mps_server(state, process)
         and not any(is_of(process, lease.lease_id, lease.fencing_token) for lease in leases)
         and not any(is_of(process, entry.lease_id, entry.fencing_token) for entry in dirty)
     ]
+
+
+def is_mps_server(state: NodeState, process: ProcessReport) -> bool:
+    """Return True for a process by which clients of the node's own MPS daemons compute: it has no mark."""
+    return bool(state.node.mps) and (process.command or "").split(" ")[0].endswith(MPS_SERVER)
 
 
 def has_unmarked_job(lease: Lease) -> bool:

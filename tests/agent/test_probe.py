@@ -281,6 +281,21 @@ def test_a_process_is_known_with_its_lease(state: State, child: Callable[..., in
     assert len(by_pid[own]["command"]) <= probe.MAX_COMMAND
 
 
+def test_a_job_that_only_draws_is_told_and_a_desktop_is_not(state: State, child: Callable[..., int]) -> None:
+    """It is in no list of processes that compute: its lease would be idle, and its GPU clean."""
+    job, both, desktop = child(GPU_LEASE_ID="t"), child(GPU_LEASE_ID="u"), child()
+    lines = [f"graphics {pid} 2097152" for pid in (job, both, desktop)]
+    whole = gpu(0, f"process {both} 1048576", *lines)
+    state.write(whole)
+    [found] = gpus()
+    names = ("pid", "lease_id", "draws", "memory_mib")
+    said = {tuple(process[name] for name in names) for process in found["processes"]}
+    assert said == {(job, "t", True, 2), (both, "u", False, 1)}
+    functions = ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses")
+    state.write(whole, machine=[f"fail {function} 3" for function in functions])
+    assert [each["pid"] for each in gpus()[0]["processes"]] == [both], "where the library cannot say"
+
+
 @pytest.mark.parametrize("lease_id", ["x" * 1025, "a\nb", "a\x1b[2J", "a\u202eb"])
 def test_what_a_process_writes_into_its_environment_cannot_spoil_a_report(
     state: State, child: Callable[..., int], lease_id: str

@@ -24,6 +24,7 @@ PROCESS = {
     "lease_id": None,
     "job": None,
     "lease_source": "none",
+    "draws": False,
 }
 
 

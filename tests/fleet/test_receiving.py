@@ -537,6 +537,44 @@ def test_what_cannot_be_read_is_never_rogue_and_rogues_may_be_ignored() -> None:
     assert ignoring.closed == {}
 
 
+def test_what_cannot_be_read_may_be_of_the_lease_that_has_ended_and_of_no_other() -> None:
+    """As where the agent is an ordinary user's, and the jobs are another's."""
+    hidden = process(user="root", command="python train.py", lease_source="unreadable")
+    service = Service(server())
+    for each in ("t", "beside"):
+        service.allocate(each, 1, gpu_milli=500)
+    service.report(gpu(0, processes=[hidden]), gpu(1))
+    service.manager.release_resources("t")
+    assert service.report(gpu(0, processes=[hidden]), gpu(1))["cleaning"] == [], "it may be the other's"
+    service.manager.release_resources("beside")
+    assert service.report(gpu(0, processes=[hidden]), gpu(1))["cleaning"] != []
+    assert service.allocate("next")["gpu_ids"] == [1]
+    for _ in range(7):
+        service.report(gpu(0, processes=[hidden]), gpu(1))
+    assert service.closed[0].endswith("pid 77 of root: python train.py")
+    service.report(gpu(0), gpu(1))
+    for _ in range(3):
+        service.report(gpu(0), gpu(1))
+    assert service.allocate("last")["gpu_ids"] == [0]
+    ignoring = Service(server(), rogue="ignore")
+    ignoring.allocate("t")
+    ignoring.report(gpu(0, processes=[hidden]), gpu(1))
+    ignoring.manager.release_resources("t")
+    ignoring.report(gpu(0, processes=[hidden]), gpu(1))
+    assert ignoring.allocate("next")["gpu_ids"] == [0]
+
+
+def test_a_job_that_draws_may_be_on_other_gpus_than_its_own(service: Service) -> None:
+    """It may merely have found them; on its own GPU it is waited for."""
+    token = service.allocate("t")["fencing_token"]
+    drawing = process(job=f"gpu-t-0a1b2c3d-{token}", lease_source="environment", draws=True)
+    both = gpu(0, processes=[drawing]), gpu(1, processes=[drawing])
+    service.report(*both)
+    assert service.closed == {}
+    service.manager.release_resources("t")
+    assert [each["gpu_id"] for each in service.report(*both)["cleaning"]] == [0]
+
+
 def test_a_process_without_a_mark_is_not_rogue_beside_a_lease_of_any_tasks(service: Service) -> None:
     service.allocate("t", 1, labels={"scope": "run"})
     service.report(gpu(0, processes=[process()]), gpu(1))

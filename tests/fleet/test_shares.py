@@ -95,6 +95,22 @@ def test_a_daemon_is_kept_from_the_first_share_to_the_last_and_its_processes(age
     assert agent.metric() == []
 
 
+@pytest.mark.parametrize("source", ["none", "unreadable"])
+def test_the_server_of_a_daemon_is_nobodys_process(agent: Agent, source: str) -> None:
+    """It bears no mark, and stays while the daemon does, which waits until the GPU is clean."""
+    mps_server = process(user="root", command="nvidia-cuda-mps-server", lease_source=source)
+    agent.manager.allocate("half", 1, gpu_milli=500)
+    used = gpu(0, processes=[mps_server])
+    for _ in range(2):
+        agent.round(used, gpu(1))
+    assert agent.service.closed == {}
+    agent.manager.release("half")
+    assert agent.round(used, gpu(1)) == []
+    alone = Service(server())
+    alone.report(gpu(0, processes=[{**mps_server, "lease_source": "none"}]), gpu(1))
+    assert alone.closed == {0: "rogue process; pid 77 of root: nvidia-cuda-mps-server"}
+
+
 def test_why_a_daemon_does_not_run_is_said_wherever_its_gpu_is_shown(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "bin" / "refuses").write_text("no permission\n")
     agent.manager.allocate("half", 1, gpu_milli=500)
