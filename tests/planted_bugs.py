@@ -53,7 +53,6 @@ LUA = {
 SQL = {
     "rest/sql_persistence": Scope("storage/sql/test_namespaces rest/test_tokens security/test_login"),
     "storage/sql/check": Scope("storage/sql/test_namespaces"),
-    "storage/sql/database": Scope(DATABASE),
     "storage/sql/dialect": Scope(f"{DATABASE} storage/sql/test_lock storage/test_locks"),
     "storage/sql/expiring_rows": Scope(DATABASE),
     "storage/sql/lock": Scope(f"{DATABASE} storage/sql/test_lock storage/test_locks"),
