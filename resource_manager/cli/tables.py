@@ -51,10 +51,10 @@ def headed(line: str, shown: Group) -> Group:
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
     """Return a table of servers, with a cell for each GPU and their leases, then the pending requests."""
     colours = colours_of(leases)
-    on: dict[int, list[Row]] = {}
+    on: dict[str, list[Row]] = {}
     for lease in leases:
-        for server_id in dict.fromkeys(member["server_id"] for member in lease["members"]):
-            on.setdefault(server_id, []).append(lease)
+        for name in dict.fromkeys(member["server_name"] for member in lease["members"]):
+            on.setdefault(name, []).append(lease)
     servers = summary["servers"]
     closed = [_closed_because(server) for server in servers]
     table = FittedTable(
@@ -72,7 +72,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
     )
     for server, why in zip(servers, closed, strict=True):
         state = str(server.get("state", ""))
-        here = on.get(server["server_id"], [])
+        here = on.get(server["server_name"], [])
         table.add_row(
             str(server["server_id"]),
             server["server_name"],
@@ -127,7 +127,7 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
         gpu_id: lease
         for lease in reversed(leases)
         for member in lease["members"]
-        if member["server_id"] == server["server_id"]
+        if member["server_name"] == server["server_name"]
         for gpu_id in member["gpu_ids"]
     }
     text = Text()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,18 @@ def test_status_says_that_a_server_is_retired(run: Run, manager: GPUResourceMana
     manager.apply(ClusterForm.model_validate({"servers": servers}), ApplyOptions(retire=("gpu-server-3",)))
     assert "retired: it leaves once its leases have ended" in run("status", "--wide").stdout
     assert "  retired: it leaves" in run("top", "--once").stdout
+
+
+def test_status_shows_each_lease_on_its_server_where_an_older_version_left_two_one_number(
+    run: Run, manager: GPUResourceManager
+) -> None:
+    manager.submit("train", 2, server="gpu-server-0")
+    other = ClusterForm.model_validate({"servers": [{"name": "other", "gpus": 8, "cpus": 64}]})
+    manager.apply(other, ApplyOptions(retire=("gpu-server-0",)))
+    now = manager.read(lambda cluster, now: cluster.snapshot())
+    manager.store.replace(replace(now, nodes=tuple(replace(node, server_id=0) for node in now.nodes)))
+    rows = {line.split()[3]: line for line in run("status", "--wide").stdout.splitlines() if " 0 " in line}
+    assert ("train" in rows["other"], "train" in rows["gpu-server-0"]) == (False, True)
 
 
 def test_a_part_of_a_gpu_is_shown_as_a_part(run: Run) -> None:

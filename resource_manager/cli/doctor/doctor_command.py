@@ -108,13 +108,13 @@ def _of_cluster(target: Target, manager: LeaseService) -> list[Finding]:
 def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[Finding]:
     from resource_manager.cli.doctor import checks
 
-    uses = {use["server_id"]: use for use in manager.gpus()}
+    uses = {use["server_name"]: use for use in manager.gpus()}
     rows = manager.servers()
     now = time.time()
-    found = [each for row in rows for each in checks.of_server(row, uses[row["server_id"]], now)]
+    found = [each for row in rows for each in checks.of_server(row, uses[row["server_name"]], now)]
     yield from found
     if rows and all(each.ok for each in found):
-        agents = sum(uses[row["server_id"]]["agent_version"] is not None for row in rows)
+        agents = sum(uses[row["server_name"]]["agent_version"] is not None for row in rows)
         yield checks.all_open(sum(not row["drained"] for row in rows), agents)
     if by_ssh:
         details = [manager.server(row["server_id"]) for row in rows]
