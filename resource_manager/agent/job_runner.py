@@ -20,7 +20,7 @@ from typing import Any
 from resource_manager.agent import long_logs
 from resource_manager.agent.runs_to_tell import runs_to_tell
 from resource_manager.core.identifiers import as_reason, token_of_key
-from resource_manager.jobs.directories import ending, job_files, job_states, starting
+from resource_manager.jobs.directories import ending, job_files, job_processes, job_states, starting
 from resource_manager.jobs.launchers import walls
 from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, walls_of
 
@@ -320,8 +320,8 @@ class AgentJobs:
         For a job that is new to this agent not every process of the machine is read: there may be thousands.
         """
         directory = job_files.directory_of(self._root, key)
-        is_gone = job_files.is_free if is_new and key not in self._marked else ending.is_gone
-        if is_gone(directory):
+        is_known = not is_new or key in self._marked or job_processes.has_group(directory)
+        if (ending.is_gone if is_known else job_files.is_free)(directory):
             return {}
         act = self._acts.get(key)
         if act is None or act.done():

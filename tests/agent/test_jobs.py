@@ -123,6 +123,21 @@ def test_a_restarted_agent_finds_its_jobs_and_starts_none_again(opened: Open, tm
     second.wait(key, state="absent", ended=True)
 
 
+def test_a_restarted_agent_ends_what_a_job_left_without_a_mark_of_it(opened: Open, tmp_path: Path) -> None:
+    first, key = Service(opened()), job_key("t", 7)
+    go, left = tmp_path / "go", tmp_path / "left"
+    leaves = "import subprocess; print(subprocess.Popen(['sleep', '60'], env={}).pid, flush=True)"
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    first.say(first.run(key, f"{sys.executable} -c {shlex.quote(leaves)} > {left}; {wait}"))
+    wait_for(lambda: left.exists() and left.read_text())
+    first.jobs.close()
+    go.touch()
+    wait_for((tmp_path / "jobs" / key / "exit_code").exists)
+    Service(opened()).wait(key, state="finished")
+    line = Path(f"/proc/{left.read_text().strip()}/cmdline")
+    assert not (line.exists() and line.read_text()), "it is gone, or nobody has waited for it"
+
+
 def test_an_old_answer_and_one_for_another_server_are_not_followed(service: Service) -> None:
     key, later = job_key("t", 7), job_key("u", 8)
     service.say(service.run(key, "sleep 60"), version=9)

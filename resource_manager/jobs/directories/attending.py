@@ -17,6 +17,7 @@ from typing import Any
 from resource_manager.jobs.directories import job_files
 from resource_manager.jobs.directories.ending import refuse_ended, terminate
 from resource_manager.jobs.directories.job_files import verify
+from resource_manager.jobs.directories.job_processes import know_group
 from resource_manager.jobs.directories.starting import process_environment
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -104,6 +105,7 @@ def attend(
             print(f"{command[0]}: {reason}", file=sys.stderr)
             return 127 if isinstance(error, FileNotFoundError) else 126
     code = _wait(job.pid, woken, os.path.join(directory, job_files.SIGN), ttl_s)
+    know_group(directory)  # whose processes are left, though nothing of the job may mark them
     if terminal is not None:
         with suppress(OSError):  # the terminal is gone
             os.tcsetpgrp(terminal, os.getpgrp())

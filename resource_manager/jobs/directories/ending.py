@@ -7,11 +7,12 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from resource_manager.jobs.directories import job_files
+from resource_manager.jobs.directories.job_processes import group_of, know_group, processes_of
 from resource_manager.jobs.directories.job_states import status
 
 BEGINNING_S = 0.2
@@ -28,58 +29,30 @@ def send_signal(directory: str, signal_number: int) -> bool:
 
     Returns whether the group exists.
     """
-    group = None
-    with suppress(IsADirectoryError), job_files.own_folder(directory) as folder:
-        group = None if folder is None else job_files.number_of("group", folder)
-    if group is not None and (group <= 1 or group == os.getpgrp()):
-        group = None  # the job wrote it, to end others
-    if group is not None:
-        if signal_number != signal.SIGKILL:
-            # Between a shell's fork and its program's start a signal is lost: the job lasts for its grace.
-            age_s = time.time() - (job_files.modified_at(os.path.join(directory, "group")) or 0.0)
-            time.sleep(min(max(BEGINNING_S - age_s, 0.0), BEGINNING_S))
+    group = group_of(directory)
+    if group is not None and signal_number != signal.SIGKILL:
+        # Between a shell's fork and its program's start a signal is lost: the job lasts for its grace.
+        age_s = time.time() - (job_files.modified_at(os.path.join(directory, "group")) or 0.0)
+        time.sleep(min(max(BEGINNING_S - age_s, 0.0), BEGINNING_S))
+    processes = [*processes_of(directory)]
+    is_there = group is not None and (
+        not os.path.isdir("/proc") or any(_is_in(group, process) for process in processes)
+    )
+    if group is not None and is_there:
+        know_group(directory)  # a process that a driver keeps from its end has maybe no mark
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal_number)
     if signal_number == signal.SIGKILL:
-        for process in processes_of(directory):
+        for process in processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal_number)
-    return group is not None
+    return is_there
 
 
-def processes_of(directory: str) -> Iterator[int]:
-    """Yield the ids of the job's processes, found by its lock or their environment; none without /proc."""
-    path = os.path.join(directory, "lock")
-    lock = None
-    with suppress(FileNotFoundError), job_files.own_folder(directory) as folder:
-        if folder is not None:  # else somebody has removed the job's directory
-            found = os.stat("lock", dir_fd=folder, follow_symlinks=False)
-            lock = found.st_dev, found.st_ino
-    mark = os.fsencode(f"GPU_JOB_LOCK={path}")
-    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
-        if int(process) == os.getpid():
-            continue
-        with suppress(OSError):
-            with open(f"/proc/{process}/environ", "rb") as environment:
-                if mark in environment.read().split(b"\0"):
-                    yield int(process)
-                    continue
-            for descriptor in os.listdir(f"/proc/{process}/fd") if lock else ():
-                with suppress(OSError):
-                    found = os.stat(f"/proc/{process}/fd/{descriptor}")
-                    if (found.st_dev, found.st_ino) == lock and _is_inherited(process, descriptor):
-                        yield int(process)
-                        break
-
-
-def _is_inherited(process: str, descriptor: str) -> bool:
-    """Return whether programs that the process starts get this descriptor: those that test a lock keep it."""
-    flags = next(
-        line
-        for line in job_files.text_of(f"/proc/{process}/fdinfo/{descriptor}").splitlines()
-        if "flags" in line
-    )
-    return not int(flags.split()[1], 8) & os.O_CLOEXEC
+def _is_in(group: int, process: int) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getpgid(process) == group
+    return False
 
 
 def terminate(root: str, key: str, grace_s: float = 10.0) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from resource_manager.jobs.directories import job_files
 from resource_manager.jobs.directories.job_files import folder_of
+from resource_manager.jobs.directories.job_processes import has_group, processes_of
 
 GROWTH_EVERY_S = 1.0
 
@@ -54,9 +55,15 @@ def running(root: str, user: str = "") -> dict[str, Any]:
     """
     folder = folder_of(root, user)
     marked = marked_in(folder)
-    keys = job_files.jobs_in(folder)
+    directories = {key: os.path.join(folder, key) for key in job_files.jobs_in(folder)}
     return {
-        "running": [key for key in keys if key in marked or not job_files.is_free(os.path.join(folder, key))]
+        "running": [
+            key
+            for key, directory in directories.items()
+            if key in marked
+            or not job_files.is_free(directory)
+            or (has_group(directory) and any(processes_of(directory)))
+        ]
     }
 
 

@@ -13,7 +13,8 @@ from contextlib import closing
 from typing import Any
 
 from resource_manager.jobs.directories import job_files
-from resource_manager.jobs.directories.ending import processes_of, refuse_ended, terminate
+from resource_manager.jobs.directories.ending import refuse_ended, terminate
+from resource_manager.jobs.directories.job_processes import processes_of
 from resource_manager.jobs.directories.job_states import status
 
 SET_WITHIN = "GPU_JOB_ENVIRONMENT"

@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import getsource
 from types import ModuleType
 
-MODULES = ("job_files", "job_states", "ending", "starting", "attending", "calls")
+MODULES = ("job_files", "job_processes", "job_states", "ending", "starting", "attending", "calls")
 
 LOADER = """
 def load(sources):

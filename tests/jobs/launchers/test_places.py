@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.directories import ending, job_files, starting
+from resource_manager.jobs.directories import ending, job_files, job_processes, starting
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
@@ -227,7 +227,7 @@ def test_a_link_to_the_directory_of_another_s_job_leads_to_no_process_of_it(tmp_
 def test_a_lock_that_is_a_link_is_not_that_of_the_processes_which_have_its_file(tmp_path, bystander):
     (tmp_path / "j").mkdir()
     (tmp_path / "j" / "lock").symlink_to(f"/proc/{bystander.pid}/fd/0")
-    assert list(ending.processes_of(str(tmp_path / "j"))) == []
+    assert list(job_processes.processes_of(str(tmp_path / "j"))) == []
 
 
 def test_only_an_account_s_own_tombstones_are_removed_with_time(tmp_path):
@@ -314,7 +314,7 @@ def test_nothing_runs_after_a_start_whose_outer_shell_was_killed(tmp_path, monke
         launcher.start(Job("j", ("sleep", "60")))
     assert not isinstance(failed.value, LauncherUnreachableError)
     assert launcher.status("j").state is JobState.FINISHED
-    left = list(ending.processes_of(str(tmp_path / "j")))
+    left = list(job_processes.processes_of(str(tmp_path / "j")))
     assert left == []
 
 
