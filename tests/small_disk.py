@@ -22,3 +22,9 @@ def small_disk_at(folder: Path, options: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def take_all_files(disk: Path) -> None:
+    """Make files until there can be no more, on a disk with `nr_inodes=64`; raises `OSError`."""
+    for number in range(64):
+        (disk / f"filler-{number}").touch()

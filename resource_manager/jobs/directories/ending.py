@@ -111,8 +111,7 @@ def tell_and_end(
     """Do as `preempt` for jobs that are told, seen and ended by these functions."""
     told = job_files.told_file_of(root, key)
     if status(root, key)["state"] == "running" and not job_files.exists(told):
-        os.makedirs(job_files.path_in(root, job_files.TOLD), mode=0o700, exist_ok=True)
-        job_files.write_file(told, "", dated=time.time() + grace_s)
+        _note_end_of_grace(root, key, time.time() + grace_s)
         with suppress(OSError):  # another process has just stopped the job, or it put a folder there
             write_grace(os.path.join(job_files.directory_of(root, key), job_files.PREEMPTED), grace_s)
         tell()
@@ -128,6 +127,22 @@ def tell_and_end(
             time.sleep(poll_s)
         found = status(root, key)
     return found
+
+
+def _note_end_of_grace(root: str, key: str, at: float) -> None:
+    told = job_files.told_file_of(root, key)
+    os.makedirs(os.path.dirname(told), mode=0o700, exist_ok=True)
+    try:
+        job_files.write_file(told, "", dated=at)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        with suppress(FileNotFoundError):  # else it is there since before the job could fill the disk
+            prepared = os.path.join(job_files.directory_of(root, key), job_files.PREPARED)
+            os.utime(prepared, (at, at), follow_symlinks=False)
+            os.replace(prepared, told)
+            return
+        raise
 
 
 def write_grace(path: str, grace_s: float) -> None:
@@ -147,10 +162,18 @@ def stop(root: str, key: str, grace_s: float = 10.0, keep: bool = False) -> dict
     comes later starts nothing.
     Raises `RuntimeError`.
     """
-    directory = job_files.directory_of(root, key)
     ran = False
     with suppress(OSError):  # the job put something else there
         ran = status(root, key)["state"] == "running"
+    bury(root, key, grace_s, terminate)
+    terminate(root, key, grace_s)
+    if not keep:
+        remove(root, key)
+    return {"ran": ran}
+
+
+def bury(root: str, key: str, grace_s: float, terminate: Callable[[str, str, float], None]) -> None:
+    """Write the job's tombstone; where it has left no room for that, end it by this function before."""
     try:
         job_files.bury(root, key)
     except OSError as error:
@@ -158,12 +181,8 @@ def stop(root: str, key: str, grace_s: float = 10.0, keep: bool = False) -> dict
             raise
         terminate(root, key, grace_s)
         with suppress(FileNotFoundError):
-            os.unlink(os.path.join(directory, "log"))
+            os.unlink(os.path.join(job_files.directory_of(root, key), "log"))
         job_files.bury(root, key)
-    terminate(root, key, grace_s)
-    if not keep:
-        remove(root, key)
-    return {"ran": ran}
 
 
 def remove(root: str, key: str) -> None:

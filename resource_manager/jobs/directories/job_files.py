@@ -17,6 +17,7 @@ from typing import BinaryIO
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
 CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
+PREPARED = "prepared"
 SIGN = "sign"
 TOLD = "told"
 KEPT = "kept"

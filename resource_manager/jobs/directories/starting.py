@@ -49,21 +49,32 @@ def prepare(root: str, key: str, port: int = 0, walls: Sequence[str] = ()) -> di
     `OSError`, or `RefusedError` for a job that was stopped.
     """
     refuse_ended(root, key)
-    directory = job_files.directory_of(root, key)
-    folder = os.path.dirname(directory)
-    for path in (directory, job_files.path_in(root, job_files.ENDED)):
-        os.makedirs(path, mode=0o700, exist_ok=True)
-    job_files.write_file(os.path.join(directory, "prepared"), "1\n")
+    place = make_place(root, key)
     if port:
         check_port(port)
     others = (name for name in job_files.jobs_in(root) if name != key)
     return {
         "running": [name for name in others if status(root, name)["state"] == "running"],
+        **place,
+        "walls": _missing_for_walls(job_files.directory_of(root, key), walls) if walls else "",
+    }
+
+
+def make_place(root: str, key: str) -> dict[str, Any]:
+    """Make the job's directory, and what its end needs on a disk that it may fill; return its place.
+
+    It is "machine", "folder", "mark" and "user". Raises `OSError`.
+    """
+    directory = job_files.directory_of(root, key)
+    folder = os.path.dirname(directory)
+    for path in (directory, *(job_files.path_in(root, name) for name in (job_files.ENDED, job_files.TOLD))):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    job_files.write_file(os.path.join(directory, job_files.PREPARED), "1\n")
+    return {
         "machine": job_files.machine(),
         "folder": folder,
         "mark": job_files.mark_of(folder),
         "user": job_files.user_name(),
-        "walls": _missing_for_walls(directory, walls) if walls else "",
     }
 
 

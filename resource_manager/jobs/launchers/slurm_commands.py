@@ -131,17 +131,22 @@ def signal(jobs: Iterable[Mapping[str, str]], name: str) -> None:
                 raise RuntimeError(complaint(done))
 
 
-def known_job(job_id: str) -> dict[str, str]:
-    """Return what the controller remembers of a job, else its accounts, where it has any."""
+def known_job(job_id: str, directory: str) -> dict[str, str]:
+    """Return what the controller remembers of a directory's job, else its accounts, where it has any.
+
+    A controller that lost its state gives ids again: another job may have this one by now.
+    """
     done = run(["scontrol", "show", "job", "-o", job_id])
-    if done.returncode == 0:
+    if done.returncode == 0 and f" WorkDir={directory} " in done.stdout.replace("\n", " "):
         return {"id": job_id, **parse_job(done.stdout)}
-    if "Invalid job id" not in done.stderr:
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
         raise RuntimeError(complaint(done))
-    form = "--format=JobID,State,ExitCode,End,Partition"
+    form = "--format=JobID,State,ExitCode,End,Partition,JobName"
     with suppress(OSError, RuntimeError):
         found = output_of("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", form)
-        return next(iter(rows(found, "|", "id", "state", "exit", "ends_at", "partition")), {"id": job_id})
+        for job in rows(found, "|", "id", "state", "exit", "ends_at", "partition", "name"):
+            if job["name"] == os.path.basename(directory):
+                return job
     return {"id": job_id}
 
 

@@ -38,9 +38,9 @@ def cluster() -> str:
 def prepare(root: str, key: str) -> dict[str, Any]:
     """Make the job's directory."""
     ending.refuse_ended(root, key, _is_gone)
-    found = starting.prepare(root, key)
+    found = starting.make_place(root, key)
     others = [name for name in running(root)["running"] if name != key]
-    return {**found, "machine": cluster(), "running": others}
+    return {**found, "machine": cluster(), "running": others, "walls": ""}
 
 
 def start(
@@ -60,7 +60,7 @@ def start(
     """
     ending.refuse_ended(root, key, _is_gone)
     directory = job_files.directory_of(root, key)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    starting.make_place(root, key)
     timeout_s = slurm.SUBMIT_TIMEOUT_S + job_files.STARTER_TIMEOUT_S
     with job_files.lock_of_unstarted(directory, ("submitted", "begun"), timeout_s) as lock:
         if lock is None:
@@ -159,9 +159,10 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
     Returns {"ran": whether Slurm had it until then}.
     """
     ran = status(root, key)["state"] == "running"
-    job_files.bury(root, key)
+    ending.bury(root, key, grace_s, terminate)
     terminate(root, key, grace_s)
-    with suppress(FileNotFoundError, ValueError):  # no job was there, or its login node lost its power
+    # No job was there, its login node lost its power, or it filled the disk: the list is for reports.
+    with suppress(OSError, ValueError):
         record = _record(root, key, ())
         if record:
             _note_ended(root, record)
@@ -238,7 +239,7 @@ def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
     own = [job for job in queue if job["directory"] == directory]
     job = next((each for each in own if each["id"] == known), own[0] if own else None)
     if job is None and known is not None:
-        job = slurm.known_job(known)
+        job = slurm.known_job(known, directory)
     # After the word of Slurm, which may end the last run of a job that was requeued.
     exit_code = job_files.number_in(directory, "exit_code")
     if job is None:

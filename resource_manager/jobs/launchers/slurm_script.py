@@ -17,6 +17,7 @@ SCRIPT = """#!/bin/sh
 [ ! -e {tombstone} ] || exit 0
 cd {directory} || exit 1
 mkdir begun 2>/dev/null && echo "$SLURM_JOB_ID" > begun/job
+[ -s begun/job ] || {{ echo "gpu-manager: $PWD cannot be written"; exit 1; }}
 [ "$(cat begun/job)" = "$SLURM_JOB_ID" ] || exit 0
 rm -f failed succeeded exit_code
 trap : TERM INT HUP USR1 USR2

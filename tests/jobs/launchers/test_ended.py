@@ -27,7 +27,7 @@ from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.server_library import library_of
 from tests.eventually import wait_for, wait_until_ended
-from tests.small_disk import small_disk_at
+from tests.small_disk import small_disk_at, take_all_files
 
 # Docker's SDK leaves its pools, and sockets to engines that do not answer, to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -244,7 +244,7 @@ def test_a_job_on_a_disk_without_room_for_a_tombstone_is_stopped_and_not_started
         launcher.prepare(job)
         launcher.start(job)
         with pytest.raises(OSError, match="No space left"):
-            fill(small_disk)
+            take_all_files(small_disk)
         launcher.stop("j", 0.0)
         assert refuses(launcher, job)
 
@@ -262,11 +262,6 @@ def test_a_job_on_a_disk_that_became_read_only_is_seen_and_ended(small_disk, tmp
         assert launcher.status("j") == JobStatus(JobState.FINISHED, None)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path / "read only")], check=True)
-
-
-def fill(disk):
-    for number in range(64):
-        (disk / f"filler-{number}").touch()
 
 
 @pytest.mark.e2e

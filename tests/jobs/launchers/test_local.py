@@ -23,6 +23,7 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for, wait_until_ended
+from tests.small_disk import small_disk_at, take_all_files
 
 SLEEP = f"sleep 61.{os.getpid()}"
 """Command that no other process of this machine runs."""
@@ -184,6 +185,20 @@ def test_a_job_on_a_full_disk_is_told_once_and_ended_when_its_grace_is_over(smal
     wait_for(told.exists)
     assert launcher.preempt("j", 60.0, wait_s=30.0) == JobStatus(JobState.FINISHED, None, preempted=True)
     assert told.read_text() == "x\n"
+
+
+def test_a_job_that_has_left_no_file_to_be_made_is_told_that_it_is_preempted(tmp_path):
+    with small_disk_at(tmp_path / "small", "size=1m,nr_inodes=64") as small_disk:
+        launcher, ready = LocalLauncher(str(small_disk)), tmp_path / "ready"
+        trapped = f"trap 'sleep 0.3; echo told; exit 5' TERM; touch {ready}; while :; do sleep 0.02; done"
+        launcher.prepare(job := Job("j", ("/bin/sh", "-c", trapped)))
+        launcher.start(job)
+        wait_for(ready.exists)
+        with pytest.raises(OSError, match="No space left"):
+            take_all_files(small_disk)
+        ended = launcher.preempt("j", 60.0, wait_s=30.0)
+        assert (ended.exit_code, ended.preempted) == (5, True)
+        assert launcher.logs("j").text.count("told") == 1
 
 
 def test_the_exit_code_of_a_job_that_filled_the_disk_is_known(small_disk):

@@ -27,11 +27,13 @@ from resource_manager.jobs.launchers import (
     job_key,
     open_at,
     slurm_commands,
+    slurm_script,
 )
 from resource_manager.jobs.launchers.base import BatchRequest
 from resource_manager.jobs.launchers.slurm import Said, arguments_of
 from tests.e2e.servers import SSHServer
 from tests.eventually import wait_for, wait_until_ended
+from tests.small_disk import small_disk_at, take_all_files
 
 on_slurm = [pytest.mark.e2e, pytest.mark.parametrize("launcher", ["slurm"], indirect=True)]
 TORCHRUN = os.environ.get("TORCHRUN") or shutil.which("torchrun")
@@ -77,6 +79,18 @@ class TestFaults:
         finally:
             launcher.stop(other, 0.0)
         assert launcher.status(other).state is JobState.ABSENT
+
+    def test_a_job_that_has_left_no_file_to_be_made_is_ended_and_collected(self, launcher, key, tmp_path):
+        with small_disk_at(tmp_path / "small", "size=1m,nr_inodes=64") as small_disk:
+            launcher.root = str(small_disk)
+            launcher.start(shell(key, "echo begun; sleep 60"))
+            wait_for(lambda: "begun" in launcher.logs(key).text)
+            with pytest.raises(OSError, match="No space left"):
+                take_all_files(small_disk)
+            assert launcher.stop(key, 0.0)
+            with pytest.raises(AlreadyEndedError):
+                launcher.start(shell(key, "echo begun"))
+            launcher.root = str(tmp_path)
 
     def test_a_job_of_the_user_whose_name_is_no_text_hides_no_other(self, launcher, key):
         submitted = subprocess.run(
@@ -498,6 +512,39 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
             launcher.stop(key)
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("was_made", [True, False], ids=["its node died", "a full disk"])
+def test_a_job_that_cannot_write_its_folder_fails(tmp_path, was_made):
+    """Slurm would count it as one that has succeeded, and so would its task."""
+    with small_disk_at(tmp_path / "small", "size=1m,nr_inodes=64") as small_disk:
+        directory = small_disk / "k-1"
+        directory.mkdir()
+        slurm_script.write_program(str(small_disk), "k-1", ("true",), {}, {}, 0)
+        if was_made:
+            (directory / "begun").mkdir()
+            (directory / "begun" / "job").touch()
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                take_all_files(small_disk)
+        numbered = {**os.environ, "SLURM_JOB_ID": "7"}
+        done = subprocess.run([directory / "script"], env=numbered, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, f"gpu-manager: {directory} cannot be written\n")
+
+
+ANOTHER_S = "JobId=71 JobName=k-1 JobState=COMPLETED ExitCode=0:0 WorkDir=/theirs/k-1 StdErr=/dev/null"
+
+
+@pytest.mark.parametrize("accounts", ["71|COMPLETED|0:0|1795520736|gpu|theirs", ""])
+def test_the_end_of_another_job_that_got_the_same_number_is_not_the_job_s(tmp_path, monkeypatch, accounts):
+    """A controller that begins with a clean state counts from the start again."""
+    for name, text in (("squeue", ""), ("scontrol", f"echo '{ANOTHER_S}'"), ("sacct", f"echo '{accounts}'")):
+        monkeypatch.setenv("PATH", stub(tmp_path / name, name, text))
+    launcher: Any = open_at(JobPlace("slurm"))
+    launcher.root = str(tmp_path / "jobs")
+    (tmp_path / "jobs" / "k-1").mkdir(parents=True)
+    (tmp_path / "jobs" / "k-1" / "submitted").write_text("71")
+    assert launcher.status("k-1") == JobStatus(JobState.FINISHED, None)
 
 
 JOBS = {
