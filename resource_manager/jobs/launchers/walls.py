@@ -239,12 +239,13 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     folder = os.path.realpath(os.getcwd())
     if _is_hidden(folder):
         options += ["--ro-bind", folder, folder]
-    options += ["--tmpfs", root, *_shown(directory, "--ro-bind", folder)]
     for path in wanted["writable"]:
         own = os.path.realpath(os.path.expanduser(path))
         if not os.path.exists(own):
             raise MissingError(f"{path} of writable does not exist")
         options += ["--bind", own, own]
+    # After `writable`, which may have the folder of all jobs in it.
+    options += ["--tmpfs", root, *_shown(directory, "--ro-bind", folder)]
     if "GPU_JOB_DIR" in os.environ:
         options += _shown(os.environ["GPU_JOB_DIR"], "--bind", folder)
     return [bwrap, *options, "--remount-ro", root]

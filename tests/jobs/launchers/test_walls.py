@@ -368,6 +368,24 @@ def test_walls_stand_where_the_path_of_the_jobs_goes_through_a_link(tmp_path, mo
     assert text == f"{SAID}{KEY}\nkept\n1\nsaved\n", "it sees no other's folder"
 
 
+def test_a_path_of_writable_above_the_folder_of_jobs_shows_no_other_job(tmp_path):
+    """As the home, or the folder in which `gpu-manager run` begins."""
+    root, other = tmp_path / "jobs", "gpu-other-0a1b2c3d-1"
+    local = LocalLauncher(str(root))
+    if local.prepare(Job(other, ("true",), confine="try")).walls != "bubblewrap":
+        pytest.skip("needs bubblewrap, and namespaces that this user may make")
+    tried = f"ls {root}; touch {tmp_path}/yes {root}/no {root}/{other}/no"
+    job = Job(KEY, ("/bin/sh", "-c", f"({tried}) 2>/dev/null"), confine="try", writable=(str(tmp_path),))
+    assert local.prepare(job).walls == "bubblewrap"
+    local.start(job)
+    wait_until_ended(local, KEY)
+    text = local.logs(KEY).text
+    local.stop(KEY, 0.0)
+    assert text == f"{SAID}{KEY}\nkept\n"
+    assert (tmp_path / "yes").exists()
+    assert not [*root.rglob("no")]
+
+
 def test_no_job_mounts_the_cgroup_of_its_agent_and_of_other_jobs(local):
     """Root owns `cgroup.kill` there without any capability."""
     job = Job(KEY, ("python3", "-c", CGROUP), confine="try")
