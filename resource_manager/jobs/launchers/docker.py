@@ -379,6 +379,7 @@ class DockerLauncher:
         """Turn errors into the launcher's; `refused` if the engine answers with an error, else `silent`."""
         import requests
 
+        api = self._engine.api
         try:
             yield
         except self._docker.errors.NotFound:
@@ -387,4 +388,8 @@ class DockerLauncher:
             kind = silent if self._engine.refuses_version(error) else refused
             raise kind(f"{what} on {self.engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
+            raise silent(f"{what}: {self.engine} does not answer: {error}") from error
+        except Exception as error:
+            if not self._engine.lost(api, error):
+                raise
             raise silent(f"{what}: {self.engine} does not answer: {error}") from error

@@ -30,6 +30,8 @@ def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
 
     All GPUs are in one device request, since the engine uses only the first.
     """
+    from docker.utils import convert_volume_binds
+
     options: dict[str, Any] = {"init": True}
     if job.cpus:
         options["nano_cpus"] = int(min(job.cpus, engine["NCPU"]) * 1e9)
@@ -40,8 +42,9 @@ def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
     options |= job.container
     options.pop("auto_remove", None)  # `stop` does it: before, the container is what tells that the job ran
     options.pop("restart_policy", None)  # the GPUs of a job that has ended may be others'
-    if isinstance(binds := options.get("binds", []), list):
-        options["binds"] = [*binds, f"{volume_of(job.key)}:{OWN_DIRECTORY}:rw"]
+    # They may be a dict of paths, too.
+    binds = convert_volume_binds(options.get("binds") or [])
+    options["binds"] = [*binds, f"{volume_of(job.key)}:{OWN_DIRECTORY}:rw"]
     return options
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ class Engine:
 
     def __init__(self, url: str, conn_id: str | None) -> None:
         self._url, self._conn_id = url, conn_id
+        self._logging_in = threading.Lock()
         self.api = self._client()
         self.about: Mapping[str, Any] = self.api.info()
         self.opened_at = time.monotonic()
@@ -47,7 +49,26 @@ class Engine:
         api = DockerHook(self._conn_id, self._url, version="auto", timeout=TIMEOUT_S).api_client
         # Not at the end of the process: a forked child must send nothing on the connections of its parent.
         weakref.finalize(self, api.close).atexit = False
+        ssh = getattr(api.get_adapter(api.base_url), "ssh_client", None)
+        if ssh is not None:  # without this a call waits an hour where the connection was cut in silence
+            ssh.get_transport().channel_timeout = TIMEOUT_S
         return api
+
+    def lost(self, api: docker.APIClient, error: Exception) -> bool:
+        """Return whether this client's connection by ssh is lost; then another one is made for the next call.
+
+        The SDK lets such errors through as they are, and logs in once for each client.
+        """
+        if not (isinstance(error, EOFError) or type(error).__module__.startswith("paramiko.")):
+            return False
+        if self._logging_in.acquire(blocking=False):  # one log-in is enough for all threads
+            try:
+                if self.api is api:
+                    with suppress(Exception):  # it does not answer: the next call meets the same error
+                        self.api = self._client()
+            finally:
+                self._logging_in.release()
+        return True
 
     def refuses_version(self, error: docker.errors.APIError) -> bool:
         """Return whether the engine no longer speaks the version of its API that was agreed on.

@@ -7,14 +7,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from resource_manager.jobs.directories.job_files import lease_of_key
+from resource_manager.jobs.directories.job_files import ENDED_S, lease_of_key
 
 KILL_AT_LABEL = "gpu-manager.kill-at"
 """Label of the volumes that say until when, in seconds since the epoch, a preempted job has its grace."""
 
 ENDED_LABEL = "gpu-manager.ended"
 """Label of the volumes that are tombstones of jobs."""
-ENDED_S = 86400.0
 
 
 def volume_of(key: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,6 +26,7 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.docker import DockerLauncher
 from resource_manager.jobs.launchers.docker_signals import DockerSignals
+from tests.e2e.servers import SSHD, SSHServer
 
 pytest.importorskip("docker")
 
@@ -152,6 +156,67 @@ def test_an_engine_that_was_upgraded_is_asked_in_its_new_version(engine: Engine)
     assert docker_engine.shared_engine(engine.place.address, None).current_info() == engine.about, (
         "which is asked before a job is started or stopped"
     )
+
+
+def test_a_lost_connection_by_ssh_is_silence_and_the_next_call_makes_another(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK lets paramiko's errors through, and keeps a connection that is closed."""
+    from paramiko import SSHException
+
+    def lost(_: str) -> None:
+        raise SSHException("SSH session not active")
+
+    engine.run("a")
+    with closing(DockerLauncher(engine.place)) as launcher:
+        client = docker_engine.shared_engine(engine.place.address, None).api
+        monkeypatch.setattr(client, "inspect_container", lost)
+        with pytest.raises(LauncherUnreachableError, match="does not answer: SSH session not active"):
+            launcher.status("a")
+        assert launcher.status("a").state is JobState.RUNNING
+
+
+BRIDGE = """
+import os, socket, threading
+engine = socket.create_connection(("127.0.0.1", {port}))
+def pump(read, write):
+    while data := read(65536):
+        write(data)
+threading.Thread(target=pump, args=(lambda size: os.read(0, size), engine.sendall), daemon=True).start()
+pump(engine.recv, lambda data: os.write(1, data))
+"""
+
+
+@pytest.mark.e2e
+def test_an_engine_by_ssh_is_reached_again_once_its_sshd_is(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if SSHD is None or os.geteuid() != 0:
+        pytest.skip("needs sshd (Debian: openssh-server) and root")
+    (tmp_path / "bridge").write_text(BRIDGE.format(port=engine.server_address[1]))
+    (tmp_path / "docker").write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/bridge\n")
+    (tmp_path / "docker").chmod(0o755)
+    server = SSHServer(tmp_path, variables={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(f"Host *\n  IdentityFile {server.key}\n")
+    host = f"127.0.0.1:{server.port}"
+    host_key = (tmp_path / "host_key.pub").read_text()
+    (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {host_key}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    engine.run("a")
+    server.start()
+    try:
+        with closing(DockerLauncher(JobPlace("docker", f"root@{host}", machine="engine-1"))) as launcher:
+            assert launcher.status("a").state is JobState.RUNNING
+            server.stop()
+            with pytest.raises(LauncherUnreachableError, match=rf"ssh://root@{host} does not answer: "):
+                launcher.status("a")
+            server.start()
+            with pytest.raises(LauncherUnreachableError, match="SSH session not active"):
+                launcher.status("a")
+            assert launcher.status("a").state is JobState.RUNNING
+    finally:
+        server.stop()
 
 
 def told(signals: DockerSignals) -> set[str]:
