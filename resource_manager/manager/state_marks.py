@@ -83,6 +83,8 @@ class StateMarks:
             self._next_at = time.monotonic()
             if taken is None or taken == known or (known is not None and taken < known):
                 return
+            if is_behind(store, version, taken):  # a crash of the store lost that change
+                return
             self._known = taken
             for file in self._files:
                 _write(file, str(taken))

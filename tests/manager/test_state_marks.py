@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.refusal import RefusalKind
@@ -20,7 +19,8 @@ from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.mark import Mark
-from tests.storage.dumps import dump_of_postgresql, dump_of_redis, dump_of_sqlite
+from tests.redis_server import RedisServer
+from tests.storage.dumps import dump_of_postgresql, dump_of_redis, dump_of_sqlite, fail_over
 
 Dump = Callable[[], Callable[[], None]]
 
@@ -114,12 +114,31 @@ def test_an_older_dump_under_another_server_process_is_still_one(place: Place) -
         manager.allocate("lost", 2)
         place.marked(manager)
     bring_back()
-    address, _, query = place.url.partition("?namespace=")
-    with closing(redis.Redis.from_url(address)) as client:
-        client.hset(f"{{{query}}}:meta", "server", "another")
+    fail_over(place.url)
     with place.manager() as manager:
         StateMarks(manager, check_every_s=0.0).keep_in([place.file])
         assert refusal(manager).detail.startswith("misconfigured: the state in the store is older")
+
+
+def test_a_change_that_a_fail_over_lost_never_becomes_the_mark(embedded_redis: RedisServer) -> None:
+    """Its time had not come when it was lost, and what lacks it is no older dump."""
+    url = embedded_redis.fresh_url()
+    with GPUResourceManager.from_url(
+        url, inventory=default_inventory(), confirmation_window_s=0.0
+    ) as manager:
+        manager.allocate("first", 2)
+        marks = StateMarks(manager, check_every_s=0.0)
+        bring_back = dump_of_redis(url)
+        manager.allocate("lost", 2)
+        marks.check()
+        bring_back()
+        fail_over(url)
+        for number in range(3):
+            marks.check()
+            assert not isinstance(manager.allocate(f"next-{number}", 2), Refusal)
+        told = Mark.parse(marks.mark)
+        assert told is not None
+        assert told.version > 2**20, "of a change that came after it"
 
 
 def test_an_emptied_store_is_no_new_one_until_an_operator_says_so(place: Place) -> None:

@@ -17,6 +17,13 @@ from tests.sql_servers import Postgres
 STATE_TABLES = ("state", "snapshot", "change")
 
 
+def fail_over(url: str) -> None:
+    """Have another server process hold the namespace, as after a fail-over of Redis."""
+    address, _, namespace = url.partition("?namespace=")
+    with closing(redis.Redis.from_url(address)) as client:
+        client.hset(f"{{{namespace}}}:meta", "server", "another")
+
+
 def dump_of_redis(url: str) -> Callable[[], None]:
     """Take a dump of the namespace; call the answer to bring it back."""
     address, _, query = url.partition("?")
