@@ -11,7 +11,9 @@ from pathlib import Path
 from resource_manager.errors import StateLostError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import MemoryStore
+from resource_manager.storage.clock import JUMP_S
 from resource_manager.storage.draft_file import replacing
+from resource_manager.storage.incarnation import began_at
 from resource_manager.storage.mark import Mark, is_behind, mark_of
 
 logger = logging.getLogger(__name__)
@@ -54,8 +56,15 @@ class StateMarks:
         self.check()
 
     def hear(self, text: str | None) -> None:
-        """Take a mark that somebody else remembers; check the state if it is a newer one."""
-        if self._learn(Mark.parse(text)):
+        """Take a mark that somebody else remembers; check the state if it is a newer one.
+
+        One of a state that is to begin yet was made up: neither a restore nor a reset would end it.
+        """
+        mark, store = Mark.parse(text), self._manager.store
+        if mark is None:
+            return
+        latest = max(store.now() + JUMP_S, began_at(store.incarnation))
+        if began_at(mark.incarnation) <= latest and self._learn(mark):
             self.check()
 
     def check(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from resource_manager.storage.backup import NUMBERS_LEFT_FREE
 from resource_manager.storage.base import Store
 
 MAX_TEXT = 200
+
+MAX_TIME = 1e11
+"""A change was before this time, in seconds: of much later ones no date can be written."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,9 +31,11 @@ class Mark:
         parts = (text or "").strip()[:MAX_TEXT].split("/")
         try:
             incarnation, version, at = parts
-            return cls(incarnation, int(version), float(at))
+            mark = cls(incarnation, int(version), float(at))
         except ValueError:
             return None
+        is_one = re.fullmatch("[0-9a-f]{24}", incarnation) and mark.version > 0 and 0 <= mark.at < MAX_TIME
+        return mark if is_one else None
 
 
 def mark_of(store: Store, version: int) -> Mark | None:

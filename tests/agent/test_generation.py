@@ -18,7 +18,8 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.jobs.launchers import job_key
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
-from resource_manager.storage import open_store
+from resource_manager.storage import Store, open_store
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
 from tests.builders import granted_lease
@@ -84,12 +85,16 @@ def service(sqlite: SqliteFiles) -> Iterator[Service]:
         yield Service(server(), store=store)
 
 
+def newer_than(store: Store) -> str:
+    """Return the mark of a state that began after that of the store."""
+    return str(Mark(new_incarnation(0.0, store.incarnation), 7, 1.0))
+
+
 def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older_state(
     service: Service,
 ) -> None:
     service.report(gpu(0), gpu(1))
-    assert service.manager.store.incarnation < "f"
-    service.report(gpu(0), gpu(1), generation=str(Mark("f" * 24, 7, 1.0)))
+    service.report(gpu(0), gpu(1), generation=newer_than(service.manager.store))
     refused = service.manager.allocate("t", 1)
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.MISCONFIGURED
@@ -112,8 +117,7 @@ def test_a_service_on_an_older_state_has_no_job_ended_that_it_lacks_and_none_beg
             gone["key"]: "stop",
             known: "run",
         }
-        newer = str(Mark("f" * 24, 7, 1.0))
-        service.report(gpu(0), gpu(1), **told, runs=[gone], generation=newer)
+        service.report(gpu(0), gpu(1), **told, runs=[gone], generation=newer_than(store))
         assert board.jobs("gpu-a")["jobs"] == []
         service.manager.order_job("gpu-a", known, {"want": "stop"})
         assert [item["want"] for item in board.jobs("gpu-a")["jobs"]] == ["stop"], "what its owner orders"

@@ -18,6 +18,7 @@ from resource_manager.manager.results import Renewal
 from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.mark import Mark
 from tests.redis_server import RedisServer
 from tests.storage.dumps import dump_of_postgresql, dump_of_redis, dump_of_sqlite, fail_over
@@ -307,13 +308,20 @@ def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(place: Place
 def test_marks_of_others_count_too_and_those_that_are_none_do_not(place: Place) -> None:
     with place.manager() as manager:
         marks = place.marked(manager)
-        for text in (None, "", "x", "a/b/c", "0/1/2.0", "9" * 500):
+        later = new_incarnation(0.0, manager.store.incarnation)
+        wrong = [f"{later}/{rest}" for rest in ("0/1.0", "-1/1.0", "7/inf", "7/nan", "7/-1.0", "7/1e18")]
+        to_come = new_incarnation(manager.store.now() + 60.0)
+        wrong += [f"{name}/7/1.0" for name in (to_come, "f" * 24, f"{later}0", later[:12])]
+        for text in (None, "", "x", "a/b/c", "0/1/2.0", "9" * 500, *wrong):
             marks.hear(text)
             assert not isinstance(manager.allocate("t", 2), Refusal)
             manager.release("t")
-        marks.hear(str(Mark("f" * 24, 1, 2.0)))
+        marks.hear(str(Mark(later, 1, 2.0)))
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
         assert marks.mark == ""
+        assert manager.reset_resources()
+        marks.check()
+        assert not isinstance(manager.allocate("t", 2), Refusal), "a reset ends it"
 
 
 def test_a_state_in_memory_has_no_mark_as_it_ends_with_its_service(tmp_path: Path) -> None:
