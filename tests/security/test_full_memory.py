@@ -33,7 +33,7 @@ from resource_manager.storage.redis import store as redis_store
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.redis.store import RedisStore
-from tests.builders import granted_lease, present, redefine
+from tests.builders import granted_lease, present, queue_entry, redefine
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.walk import granted, started
@@ -105,6 +105,23 @@ def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> 
             admin.config_set("maxmemory", 0)
         assert manager.allocate_resources("new", 8, 1) is not None
         assert {lease["task_id"] for lease in manager.leases()} == {"t0", "t3", "w1", "new"}
+
+
+def test_a_lease_whose_request_waits_again_ends_with_full_memory(server: RedisServer) -> None:
+    """It takes the place of the lease; refused, it would be tried again in front of every other change."""
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
+        held = [manager.allocate_resources(f"t{number}", 8, 1, ttl=600) for number in range(4)]
+        manager.submit("urgent", 8, 1, priority=9, server=granted_lease(held[0])["server_name"])
+        manager.preempt("t0", preemptor="urgent")
+        fill(server)
+        assert manager.release_resources("t3", outcome="NOT_STARTED")
+        again = granted_lease(manager.status_of("t3"))
+        assert again["fencing_token"] > granted_lease(held[3])["fencing_token"], "granted in the same commit"
+        assert manager.release_resources("t0", outcome="PREEMPTED")
+        assert granted_lease(manager.status_of("urgent"))
+        assert queue_entry(manager.status_of("t0"))
+        with pytest.raises(StoreFullError):
+            manager.submit("new", 8, 1)
 
 
 def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None:

@@ -52,14 +52,17 @@ if ARGV[16] == '1' and detail ~= '' then
   return {'suspended', time[1], time[2], version, detail}
 end
 
--- Return true if the changes have a new request, a lease of one that was not pending, an inventory or rules.
+-- Return true if the changes have a new request, a lease of one that was not pending, an inventory or rules. What
+-- waits again, or is granted again, after its lease ended in these changes, takes the place of that lease.
 local function grows()
+  local ended = {}
   for i = begin, #ARGV, 3 do
-    local operation = ARGV[i]
-    if operation == 'queue' or operation == 'inventory' or operation == 'rule'
-      or operation == 'grant' and redis.call('HEXISTS', pending, ARGV[i + 1]) == 0 then
+    local operation, key = ARGV[i], ARGV[i + 1]
+    if operation == 'inventory' or operation == 'rule' or not ended[key] and (operation == 'queue'
+      or operation == 'grant' and redis.call('HEXISTS', pending, key) == 0) then
       return true
     end
+    ended[key] = ended[key] or operation == 'end'
   end
   return false
 end
