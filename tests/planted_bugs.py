@@ -44,6 +44,7 @@ LUA = {
     "once": Scope(STORE),
     "preflight": Scope(STORE),
     "put_report": Scope(STORE),
+    "put_sighting": Scope(f"storage/redis/test_expiry {MEMORY}"),
     "refresh": Scope(STORE),
     "remember": Scope(f"storage/redis/test_client {MEMORY}"),
     "replace_state": Scope(f"{STORE} storage/test_backup"),

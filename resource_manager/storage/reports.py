@@ -110,7 +110,7 @@ class RedisReports:
         from resource_manager.storage.redis.client import load_script  # loads the driver
 
         self._client = client
-        self._put = load_script("put_report")
+        self._put, self._put_sighting = load_script("put_report"), load_script("put_sighting")
         self._sightings_key = client.key("witnesses")
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
@@ -136,11 +136,7 @@ class RedisReports:
         oldest = sighting.told_at - SIGHTING_TTL_S
         others = self.sightings().items()
         gone = [name for name, other in others if other.told_at < oldest and name != boot_id]
-        with self._client.reporting():
-            self._client.ask(
-                ("HSET", self._sightings_key, boot_id, sighting.to_json()),
-                *([("HDEL", self._sightings_key, *gone)] if gone else []),
-            )
+        self._client.run(self._put_sighting, (self._sightings_key,), (boot_id, sighting.to_json(), *gone))
 
     def sightings(self) -> dict[str, Sighting]:
         found = self._client.hash_of(self._sightings_key)

@@ -35,6 +35,7 @@ from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.redis.store import RedisStore
 from tests.builders import granted_lease, present, queue_entry, redefine
 from tests.eventually import wait_for
+from tests.manager.commit.test_clock_jumps import HOUR_S, lose
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.walk import granted, started
 
@@ -122,6 +123,17 @@ def test_a_lease_whose_request_waits_again_ends_with_full_memory(server: RedisSe
         assert queue_entry(manager.status_of("t0"))
         with pytest.raises(StoreFullError):
             manager.submit("new", 8, 1)
+
+
+def test_a_jump_of_the_clock_pauses_grants_for_all_with_full_memory(server: RedisServer) -> None:
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
+        manager.allocate_resources("t", 8, 1)
+        fill(server)
+        lose(manager, HOUR_S)
+        assert manager.expire_and_schedule() == []
+    store = RedisStore(RedisClient.from_url(server.url))
+    store.refresh(None)
+    assert store.suspension.clock_jump_s == pytest.approx(HOUR_S, abs=1.0)
 
 
 def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None:
