@@ -122,11 +122,11 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
     """Make the state of a backup the store's, as another incarnation, in one commit on the version it read.
 
     Without `force` it takes the place of a state only if nothing is lost by that: of none, of one without
-    servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
-    the time since the backup. Where the state went on after its backup, those without a placed job keep their
-    own end, and cannot be renewed after it, since their GPUs may have been granted again; servers are closed
-    until they were searched for jobs that it does not know. Raises `BackupRefusedError`, `StoreError` and
-    `LockTimeoutError`.
+    servers, of one that its own final backup closed, or of an older one on which nothing was granted since,
+    such as a dump. Leases end later by the time since the backup. Where the state went on after its backup,
+    those without a placed job keep their own end, and cannot be renewed after it, since their GPUs may have
+    been granted again; servers are closed until they were searched for jobs that it does not know. Raises
+    `BackupRefusedError`, `StoreError` and `LockTimeoutError`.
     """
     lock = store.lock()
     if not lock.acquire(LOCK_TIMEOUT_S):
@@ -187,7 +187,9 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
     if store.incarnation == backup.incarnation:
         if store.closed and stored.version == backup.snapshot.version:
             return
-        if stored.version < backup.snapshot.version:
+        # A closed state takes no change, but its version jumps with a fail-over of its store.
+        is_before = stored.version < backup.snapshot.version or (store.closed and backup.is_final)
+        if is_before and not _has_granted(stored, backup):
             return
         if stored.version == backup.snapshot.version:
             raise errors.BackupRefusedError(
@@ -197,6 +199,15 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
     raise errors.BackupRefusedError(
         f"the store holds a state already (version {stored.version}), which {backup.name} (version "
         f"{backup.snapshot.version}) does not go on from: --force gives it up"
+    )
+
+
+def _has_granted(stored: ClusterState, backup: Backup) -> bool:
+    """Return whether a lease was granted after the backup, as on a dump of its state."""
+    known = {(lease.lease_id, lease.granted_at) for lease in backup.snapshot.leases}
+    return any(
+        lease.granted_at > backup.taken_at and (lease.lease_id, lease.granted_at) not in known
+        for lease in stored.leases.values()
     )
 
 

@@ -54,6 +54,7 @@ from resource_manager.storage.backup import (
     write_backup,
 )
 from tests.eventually import wait_for
+from tests.storage.dumps import dump_of_sqlite, fail_over
 from tests.storage.test_contract import fresh, normal
 from tests.storage.walk import add, granted, started
 
@@ -280,6 +281,43 @@ def test_a_state_that_went_on_is_given_up_only_by_force(store: Store, tmp_path: 
     assert list(cluster_of(store).leases) == ["a"]
     assert cluster_of(store).last_fencing_token > 2
     assert len(store.history()) == 1, "what the state does not know has left its history"
+
+
+def test_a_closed_state_is_taken_back_after_a_fail_over_of_its_store(
+    request: pytest.FixtureRequest, opened: ExitStack, tmp_path: Path
+) -> None:
+    """Its version jumps, though it takes no change."""
+    url = url_of(request, "embedded_redis")
+    store = opened.enter_context(closing(open_store(url)))
+    add(store, started(store), "a")
+    earlier = backup_of(store, tmp_path)
+    add(store, cluster_of(store), "b")
+    final = backup_of(store, tmp_path, "gone")
+    fail_over(url)
+    with pytest.raises(BackupRefusedError, match="--force gives it up"):
+        restore(store, earlier)
+    assert restore(store, final).unsearched == ()
+    assert list(cluster_of(store).leases) == ["a", "b"]
+    assert len(store.history()) == 2, "it keeps its history"
+
+
+def test_what_was_granted_on_a_dump_is_given_up_only_by_force(opened: ExitStack, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        cluster = started(store)
+        bring_back = dump_of_sqlite(path)
+        for name in ("a", "b"):
+            add(store, cluster, name)
+        backup = backup_of(store, tmp_path)
+    bring_back()
+    later = opened.enter_context(closing(open_store(f"sqlite:///{path}")))
+    add(later, cluster_of(later), "a")
+    with pytest.raises(BackupRefusedError, match=r"state already \(version 1\).*--force gives it up"):
+        restore(later, backup)
+    bring_back()
+    last = opened.enter_context(closing(open_store(f"sqlite:///{path}")))
+    assert restore(last, backup).unsearched
+    assert list(cluster_of(last).leases) == ["a", "b"]
 
 
 def test_a_grant_during_a_restore_is_not_lost_unseen(
