@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import suppress
 
-from resource_manager.agent.generation import KnownGeneration, state_folder
+from resource_manager.agent.generation import KnownGeneration, mark_file
 from resource_manager.agent.sending import ReportSender, run_agent
 
 EVERY_S = 10.0
@@ -15,7 +15,7 @@ EVERY_S = 10.0
 
 def main() -> None:
     """Report the GPUs of `GPU_MANAGER_SERVER` to the first service of `GPU_MANAGER_URL` that answers."""
-    server = os.environ["GPU_MANAGER_SERVER"]
+    server, urls = os.environ["GPU_MANAGER_SERVER"], os.environ["GPU_MANAGER_URL"]
 
     def say(line: str) -> None:
         with suppress(OSError):  # its log is on a full disk
@@ -23,11 +23,11 @@ def main() -> None:
 
     run_agent(
         server,
-        ReportSender(os.environ["GPU_MANAGER_URL"], os.environ.get("GPU_MANAGER_AGENT_TOKEN")),
+        ReportSender(urls, os.environ.get("GPU_MANAGER_AGENT_TOKEN")),
         EVERY_S,
         sleep=time.sleep,
         say=say,
-        generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
+        generation=KnownGeneration(mark_file(server, urls)),
     )
 
 

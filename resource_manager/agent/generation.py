@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 MAX_TEXT = 200
 
@@ -15,6 +16,12 @@ def state_folder() -> Path:
         return Path(folder.partition(":")[0])
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "gpu-manager"
+
+
+def mark_file(server: str, urls: str) -> Path:
+    """Return where the agent of a server remembers the state of the service at these addresses."""
+    service = crc32(" ".join(sorted(urls.split())).encode(errors="replace"))
+    return state_folder() / f"agent-{server}-{service:08x}.mark"
 
 
 class KnownGeneration:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from resource_manager.agent.generation import KnownGeneration, state_folder
+from resource_manager.agent.generation import KnownGeneration, mark_file
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.polling import JobPoll
 from resource_manager.agent.sending import ReportSender, run_agent
@@ -47,7 +47,7 @@ def run_job_agent(
             )
     _hide()
     woken = threading.Event()
-    generation = KnownGeneration(state_folder() / f"agent-{server}.mark")
+    generation = KnownGeneration(mark_file(server, urls))
     try:
         root = os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)
         jobs = AgentJobs(server, root, changed=woken.set, say=say, newest=generation.newest)

@@ -58,7 +58,7 @@ def agent(
     if context.invoked_subcommand is not None:
         return
     target: Target = context.obj
-    from resource_manager.agent.generation import KnownGeneration, state_folder
+    from resource_manager.agent.generation import KnownGeneration, mark_file
     from resource_manager.agent.sending import ReportSender, run_agent
 
     if server is None:
@@ -89,7 +89,7 @@ def agent(
             interval_s,
             sleep=time.sleep,
             say=_saying(server),
-            generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
+            generation=KnownGeneration(mark_file(server, address)),
         )
 
 

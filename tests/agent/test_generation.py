@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.agent.generation import KnownGeneration, state_folder
+from resource_manager.agent.generation import KnownGeneration, mark_file, state_folder
 from resource_manager.agent.sending import OLDER, run_agent
 from resource_manager.core.models import RUNS_JOBS
 from resource_manager.core.refusal import RefusalKind
@@ -39,6 +39,17 @@ def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tm
     assert again.mark == "0c/1/1.0"
     assert not again.take("0b/99/1.0")
     assert again.mark == "0c/1/1.0"
+
+
+def test_the_states_of_two_services_are_remembered_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial service may have the state that began later."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    assert KnownGeneration(mark_file("gpu-a", "http://trial")).take("0c/1/1.0")
+    assert KnownGeneration(mark_file("gpu-a", "http://b http://a")).take("0b/9/1.0")
+    assert KnownGeneration(mark_file("gpu-a", "http://a http://b")).mark == "0b/9/1.0"
+    assert KnownGeneration(mark_file("gpu-b", "http://trial")).mark is None
 
 
 @pytest.mark.parametrize("told", [None, 7, "", "x" * 500])

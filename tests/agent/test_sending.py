@@ -369,6 +369,31 @@ def test_an_agent_whose_log_is_on_a_full_disk_goes_on(state: State, service: Ser
             agent.kill()
 
 
+@pytest.mark.parametrize("words", ["cli agent", "cli agent --run-jobs", "agent"])
+def test_an_agent_tells_a_service_nothing_of_the_state_of_another(
+    state: State, service: Service, words: str, tmp_path: Path
+) -> None:
+    """It would take its own state for an older one, and grant nothing."""
+    service.answer = b'{"cleaning": [], "generation": "0c/1/1.0"}'
+    module, *options = words.split()
+    marks = tmp_path / "marks"
+    own = {"GPU_MANAGER_SERVER": "gpu-a", "STATE_DIRECTORY": str(marks)}
+    own["GPU_MANAGER_JOBS_DIR"] = str(tmp_path / "jobs")
+    for count, url in enumerate((service.url, service.url.replace("127.0.0.1", "localhost")), 1):
+        named = ["--server", "gpu-a", "--url", url] if options else []
+        service.requests.clear()
+        with subprocess.Popen(
+            [sys.executable, "-m", f"resource_manager.{module}", *options, *named],
+            env={**os.environ, **own, "GPU_MANAGER_URL": url},
+        ) as agent:
+            try:
+                wait_for(lambda count=count: len(list(marks.glob("*.mark"))) == count)  # type: ignore[misc]
+            finally:
+                agent.kill()
+        reports = [body for path, _, body in service.requests if path == "/api/reports"]
+        assert read_report(reports[0]).generation is None
+
+
 def test_an_agent_is_small_and_cheap(state: State, service: Service) -> None:
     """At most 60 MB with its probe, and 1 % of a core with a report each 10 s: 0.1 s of processor each."""
     state.write(*(gpu(number, "nvlink 0 switch 00000000:C1:00.0") for number in range(8)))
