@@ -208,9 +208,10 @@ class StateFollower:
         self._newest = ClusterState() if cluster is None else cluster
         if cluster is None:
             return
-        self._replica = cluster
-        if cluster is before and cluster.version == version:
+        if cluster is before and cluster.version == version and self._folded >= version:
             return
+        missed = self._missed(cluster.version)  # before the rest, which the next look does if this fails
+        self._replica = cluster
         positions = cluster.changed_since(self._mark) if cluster is before else None
         self._mark = cluster.mark
         if positions is None:
@@ -222,7 +223,7 @@ class StateFollower:
                 self._oldest_notice = self._notices[0].version
             ids = frozenset(cluster.nodes[position].node.server_id for position in positions)
             self._notices.append(ChangeNotice(cluster.version, ids))
-        self._fold(cluster)
+        self._fold(cluster, missed)
         if cluster is not before:  # the history does not record the leases that a reset ended
             held = (*cluster.leases.values(), *cluster.remainders.values())
             self.lives.resume(held, cluster.pending.values())
@@ -230,17 +231,21 @@ class StateFollower:
         with self._changed:
             self._changed.notify_all()
 
-    def _fold(self, cluster: ClusterState) -> None:
+    def _missed(self, version: int) -> list[tuple[int, Change]]:
+        """Return the changes of the history up to that version which the lives lack, or some more."""
+        missed: list[tuple[int, Change]] = []
+        last = self._folded
+        while last < version and (page := self._store.history(last, HISTORY_PAGE)):
+            missed += page
+            last = page[-1][0]
+        return missed
+
+    def _fold(self, cluster: ClusterState, missed: list[tuple[int, Change]]) -> None:
         """Bring the lives to the replica's version with the changes of the history."""
-        changes: list[Change] = []
-        while self._folded < cluster.version:
-            page = self._store.history(self._folded, HISTORY_PAGE)
-            if not page:
-                break
-            changes += [change for _, change in page]
-            noted = (version for version, change in page if concerns_owners(change))
-            self._leases_changed_at = max(noted, default=self._leases_changed_at)
-            self._folded = page[-1][0]
+        changes = [change for _, change in missed]
+        noted = (version for version, change in missed if concerns_owners(change))
+        self._leases_changed_at = max(noted, default=self._leases_changed_at)
+        self._folded = max(self._folded, cluster.version, *(version for version, _ in missed[-1:]))
         if not self._is_walking:
             self.lives = Lives(before_changes(cluster.snapshot(), changes).before, KEPT_LIVES)
             self._is_walking = True
@@ -251,4 +256,3 @@ class StateFollower:
                 self._usage_history.note_wait(change.at, life.waited_s)
             for listener in self._listeners:
                 listener(change, life)
-        self._folded = max(self._folded, cluster.version)

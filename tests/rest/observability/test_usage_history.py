@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
+
+import pytest
 
 from resource_manager import MemoryStore, Request, Settings
 from resource_manager.core.changes import Change, Granted, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest import state_follower
 from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.observability.usage_history import UsageHistory
@@ -151,3 +155,32 @@ def test_points_are_evenly_spaced() -> None:
     series = Walked().series(168, START)
     assert len(series["time"]) <= 361
     assert len({b - a for a, b in pairwise(series["time"])}) == 1
+
+
+@pytest.mark.parametrize("pages", [0, 1], ids=["none of it", "a page of it"])
+def test_changes_whose_history_could_not_be_read_are_told_at_the_next_look(
+    pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_follower, "HISTORY_PAGE", 2)
+    store = MemoryStore()
+    with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
+        watch, told = StateFollower(store), list[Change]()
+        watch.on_change(lambda change, life: told.append(change))
+        before = watch.read(lambda cluster, now: cluster.version)
+        for name in ("a", "b", "c"):
+            manager.allocate_resources(name, 2, 1)
+        calls = count(1)
+
+        def history(after: int, limit: int) -> list[tuple[int, Change]]:
+            if next(calls) > pages:
+                raise StoreUnavailableError("the store does not answer")
+            return MemoryStore.history(store, after, limit)
+
+        with monkeypatch.context() as away:
+            away.setattr(store, "history", history)
+            with pytest.raises(StoreUnavailableError):
+                watch.check()
+        watch.check()
+        assert [change.lease.lease_id for change in told if isinstance(change, Granted)] == ["a", "b", "c"]
+        assert watch.has_changed_leases(before)
+        assert watch.read(lambda cluster, now: watch.lives.allocated_milli) == 6000
