@@ -188,7 +188,7 @@ class Groups:
                     operation.fail(error)
         finally:
             left = [operation for operation in self._group if not operation.done and not operation.gone]
-            if left:  # to be decided again, or this thread is being stopped
+            if left and not exclusive:  # to be decided again, or this thread is being stopped
                 with self._guard:
                     self._arrived.extendleft(reversed(left))
             for operation in self._group:

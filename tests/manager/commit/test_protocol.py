@@ -32,7 +32,7 @@ from resource_manager.errors import (
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, group_commits
 from resource_manager.manager.commit.asking import Step
-from resource_manager.manager.commit.group import Repeatable
+from resource_manager.manager.commit.group import Groups, Operation, Repeatable
 from resource_manager.manager.commit.group_commits import TRIES_WITHOUT_LOCK
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.commit.replica import Replica
@@ -563,6 +563,21 @@ class TestThreadsOfOneProcess:
         assert store.commits == [["Granted"], ["Granted"]]
         assert meanwhile.granted == {"a", "b"}
 
+    def test_an_operation_that_runs_alone_is_in_no_group_either_once_it_was_left(self) -> None:
+        """As after expirations that took long; another caller comes before it is carried out again."""
+        alone, other = (Operation(lambda cluster, now: [], holders, by="") for _ in range(2))
+        groups_made: list[list[Operation[Any]]] = []
+
+        def lead(operations: list[Operation[Any]], deadline: float) -> None:
+            groups_made.append(list(operations))
+            for operation in operations if len(groups_made) > 1 else ():
+                operation.done = True
+
+        groups = Groups(lead)
+        groups.mutex = TakenNext(lambda: groups.carry_out(other, 5.0))  # type: ignore[assignment]
+        groups.carry_out(alone, 5.0, exclusive=True)
+        assert groups_made == [[alone], [other], [alone]]
+
     def test_later_ones_decide_on_top_of_earlier_ones(self, state: Transactions, store: WatchedStore) -> None:
         with Meanwhile(state, store) as meanwhile:
             meanwhile.comes("b", GPUS - 1)
@@ -709,6 +724,22 @@ class Pause:
 
     def ends(self) -> None:
         self._goes_on.set()
+
+
+class TakenNext:
+    """A mutex that another caller takes when it is first free."""
+
+    def __init__(self, caller: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._callers = [caller]
+
+    def acquire(self, timeout: float) -> bool:
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+        if self._callers:
+            self._callers.pop()()
 
 
 class Meanwhile:
