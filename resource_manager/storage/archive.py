@@ -115,6 +115,3 @@ def _last_line(file: IO[bytes], path: Path) -> tuple[int, dict[str, Any]]:
         file.truncate(end - len(torn))
     file.seek(0, os.SEEK_END)
     return version, line
-
-
-__all__ = ["extend"]
