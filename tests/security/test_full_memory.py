@@ -36,7 +36,7 @@ from resource_manager.storage.redis.store import RedisStore
 from tests.builders import granted_lease, present, queue_entry, redefine
 from tests.eventually import wait_for
 from tests.manager.commit.test_clock_jumps import HOUR_S, lose
-from tests.redis_server import EMBEDDED, RedisServer
+from tests.redis_server import EMBEDDED, RedisServer, running_redis
 from tests.storage.walk import granted, started
 
 MIB = 2**20
@@ -44,14 +44,11 @@ BODY = {"required_gpus": 8, "required_cpus": 1}
 
 
 @pytest.fixture(params=["embedded_redis", "system_redis"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """Yield a Redis for this test only: of release 6.2, and of the release on PATH."""
     executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("no redis-server on PATH")
-    server = RedisServer(executable, tmp_path, "--appendonly", "yes")
-    yield server
-    server.stop(signal.SIGKILL)
+    with running_redis(executable, "--appendonly", "yes") as server:
+        yield server
 
 
 def fill(server: RedisServer) -> None:

@@ -23,10 +23,7 @@ from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.sql.database import Database
 from tests.builders import Clock
-from tests.redis_server import embedded_redis
 from tests.sql_servers import DATABASES
-
-__all__ = ["embedded_redis"]
 
 AsRole = Callable[..., FlaskClient]
 

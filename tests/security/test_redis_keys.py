@@ -13,24 +13,20 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.forecasts import RECORD
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import PARTS
-from tests.redis_server import embedded_redis
 from tests.security import hostile
-
-__all__ = ["embedded_redis"]
 
 
 @pytest.fixture
-def redis(embedded_redis: Any) -> Iterator[Any]:
-    with embedded_redis.client() as client:
-        client.flushall()
+def redis(own_redis: Any) -> Iterator[Any]:
+    with own_redis.client() as client:
         client.set("precious", "kept")
         yield client
         assert client.get("precious") == b"kept"
 
 
-def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) -> None:
+def test_hostile_task_ids_stay_in_their_fields(own_redis: Any, redis: Any) -> None:
     with GPUResourceManager.from_url(
-        f"{embedded_redis.url}?namespace=mine", inventory=default_inventory()
+        f"{own_redis.url}?namespace=mine", inventory=default_inventory()
     ) as manager:
         for name in hostile.NAMES:
             lease = manager.allocate_resources(name, 2, 1, team=name, owner=name, labels={name: name})
@@ -54,13 +50,11 @@ def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) 
     assert {"meta", "inventory", "changes", "drained"} <= names
 
 
-def test_one_namespace_does_not_reach_into_another(embedded_redis: Any, redis: Any) -> None:
+def test_one_namespace_does_not_reach_into_another(own_redis: Any, redis: Any) -> None:
     with (
+        GPUResourceManager.from_url(f"{own_redis.url}?namespace=a", inventory=default_inventory()) as first,
         GPUResourceManager.from_url(
-            f"{embedded_redis.url}?namespace=a", inventory=default_inventory()
-        ) as first,
-        GPUResourceManager.from_url(
-            f"{embedded_redis.url}?namespace=a:leases", inventory=default_inventory()
+            f"{own_redis.url}?namespace=a:leases", inventory=default_inventory()
         ) as second,
     ):
         first.allocate_resources("t", 8, 1)

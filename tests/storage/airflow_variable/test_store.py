@@ -31,7 +31,6 @@ from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
-from tests.redis_server import RedisServer
 from tests.storage.conftest import Variables
 from tests.storage.walk import add, first_state, granted, started
 
@@ -67,11 +66,6 @@ ORIGINAL: dict[str, Any] = {
     ],
     "last_updated": "2025-01-02T03:04:05",
 }
-
-
-@pytest.fixture
-def redis_url(embedded_redis: RedisServer) -> str:
-    return embedded_redis.fresh_url()
 
 
 @pytest.fixture
@@ -337,11 +331,6 @@ def test_a_decision_off_the_clock_is_refused(store: VariableStore) -> None:
         with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry") as caught:
             store.commit(0, [], now=now)
         assert caught.value.actual == 0
-
-
-def test_a_commit_before_the_first_state_reports_that_it_is_missing(store: VariableStore) -> None:
-    with pytest.raises(StaleStateError, match=f"^Airflow Variable '{KEY}' does not exist; write the first"):
-        store.commit(0, [], now=store.now())
 
 
 def test_a_holder_with_an_expired_lock_writes_nothing(
