@@ -47,11 +47,6 @@ def service() -> FailingService:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def poll(service: FailingService, tmp_path: Path, clock: Clock) -> Iterator[JobPoll]:
     jobs = AgentJobs("here", str(tmp_path), changed=lambda: None, say=print)
     poll = JobPoll("here", service, jobs, print, clock=clock, first_pause_s=600.0)

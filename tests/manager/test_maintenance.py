@@ -28,11 +28,6 @@ from tests.redis_server import RedisServer
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def manager(clock: Clock) -> GPUResourceManager:
     store = MemoryStore(clock=clock)
     settings = Settings(store="memory://")

@@ -38,11 +38,6 @@ NODES = [
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def manager(clock: Clock) -> Iterator[GPUResourceManager]:
     settings = Settings(store="memory://")
     with GPUResourceManager(settings, store=MemoryStore(clock=clock), inventory=NODES) as manager:

@@ -18,11 +18,6 @@ def once(key: str = "k", request: str = "f") -> Once:
     return Once("ada", key, request)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 class Mortal(MemoryStore):
     """A store that kills its caller after a commit, before the answer, as often as `deaths` says."""
 

@@ -26,24 +26,12 @@ from resource_manager.storage.jobs import (
     TooManyJobsError,
     job_name,
 )
-from tests.builders import granted_lease
+from tests.builders import Clock, granted_lease
 from tests.forked import in_child
 
 NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
 ENDED: JobEnded = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
-
-
-class Clock:
-    now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
