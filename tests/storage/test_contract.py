@@ -61,7 +61,7 @@ from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.storage import Store
+from resource_manager.storage import MemoryStore, Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump, Reading
 from resource_manager.storage.incarnation import new_incarnation
@@ -70,8 +70,11 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import Sighting
 from tests.eventually import wait_for
-from tests.storage.conftest import OpenStore, TakeDump
-from tests.storage.walk import Walk, add, first_state, granted, servers, started
+from tests.storage.conftest import STORES, OpenStore, TakeDump
+from tests.storage.walk import Walk, add, add_in_child, first_state, granted, servers, started
+
+IN_ONE_PROCESS = {"memory", "fakeredis", "variable", "airflow"}
+"""Stores whose state a forked child would have of its own, and Airflow, which does not expect one."""
 
 
 def fresh(store: Store) -> Snapshot:
@@ -196,6 +199,7 @@ def test_a_commit_to_an_empty_store_is_stale(open_client: OpenStore) -> None:
     with pytest.raises(StaleStateError) as caught:
         store.commit(0, [], now=store.now())
     assert caught.value.actual is None
+    assert isinstance(store, MemoryStore) or "write the first" in str(caught.value)
     check_clock(store)
     assert store.refresh(None) is None
 
@@ -479,6 +483,19 @@ def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     cluster = other.refresh(None)
     assert cluster is not None
     other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
+
+
+@pytest.mark.parametrize("state", [name for name in STORES if name not in IN_ONE_PROCESS], indirect=True)
+def test_a_forked_child_uses_the_store_of_its_parent(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    lock = store.lock()
+    assert lock.acquire(1)
+    lock.release()
+    add_in_child(store, cluster, "child")
+    with pytest.raises(StaleStateError):
+        add(store, cluster, "parent")
+    assert [lease.lease_id for lease in fresh(store).leases] == ["child"]
 
 
 @pytest.mark.parametrize("ending", ["granted", "cancelled"])

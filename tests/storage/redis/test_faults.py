@@ -30,7 +30,6 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import (
     CorruptStateError,
-    LockedError,
     NewerFormatError,
     StaleStateError,
     StateLostError,
@@ -48,9 +47,9 @@ from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import RedisStore
 from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
-from tests.redis_server import EMBEDDED, RedisServer
+from tests.redis_server import RedisServer
 from tests.storage.dumps import dump_of_redis
-from tests.storage.walk import add, add_in_child, first_state, granted, servers, started
+from tests.storage.walk import add, first_state, granted, servers, started
 
 TRUSTING = ClusterSettings(confirmation_window_s=0)
 
@@ -90,15 +89,10 @@ def test_an_unreachable_redis_is_reported_at_once() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_password_is_reported_as_a_login_error(tmp_path: Path) -> None:
-    server = RedisServer(EMBEDDED, tmp_path)
-    try:
-        server.client().config_set("requirepass", "right")
-        for place in (server.url, f"unix://:wrong@{server.socket}"):
-            with pytest.raises(StoreUnavailableError, match="login"):
-                opened(place).refresh(None)
-    finally:
-        server.stop(signal.SIGKILL)
+def test_a_wrong_password_is_reported_as_a_login_error(own_redis: RedisServer) -> None:
+    own_redis.client().config_set("requirepass", "right")
+    with pytest.raises(StoreUnavailableError, match="it refused the login"):
+        opened(f"unix://:wrong@{own_redis.socket}").refresh(None)
 
 
 def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
@@ -176,32 +170,29 @@ def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: Red
         assert [lease["task_id"] for lease in manager.leases()] == ["c"]
 
 
-def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
-    server = RedisServer(EMBEDDED, tmp_path)
-    try:
-        store = opened(server.url)
-        cluster = started(store)
-        add(store, cluster, "a")
-        server.stop(signal.SIGKILL)
-        server.start()
-        for step in (lambda: store.refresh(cluster), lambda: add(store, cluster, "b")):
-            with pytest.raises(StateLostError, match=r"\(version 1; now: empty\)"):
-                step()
-        newcomer = opened(server.url)
-        assert newcomer.initialise(first_state()), "a new client cannot detect the loss"
-        with pytest.raises(StateReplacedError, match=r"now: another state\); .* start this process again"):
-            store.refresh(cluster)
-        with pytest.raises(StateReplacedError):
-            add(store, cluster, "b")
-        opened(server.url).replace(first_state())
-        for client in (store, newcomer, opened(server.url)):
-            after = client.refresh(None)
-            assert after is not None
-            assert after.last_fencing_token > 10**12
-            assert after.version > 10**12
-            add(client, after, f"task-{id(client)}")
-    finally:
-        server.stop(signal.SIGKILL)
+def test_a_restart_without_data_is_a_lost_state(own_redis_of_each_release: RedisServer) -> None:
+    server = own_redis_of_each_release
+    store = opened(server.url)
+    cluster = started(store)
+    add(store, cluster, "a")
+    server.stop(signal.SIGKILL)
+    server.start()
+    for step in (lambda: store.refresh(cluster), lambda: add(store, cluster, "b")):
+        with pytest.raises(StateLostError, match=r"\(version 1; now: empty\)"):
+            step()
+    newcomer = opened(server.url)
+    assert newcomer.initialise(first_state()), "a new client cannot detect the loss"
+    with pytest.raises(StateReplacedError, match=r"now: another state\); .* start this process again"):
+        store.refresh(cluster)
+    with pytest.raises(StateReplacedError):
+        add(store, cluster, "b")
+    opened(server.url).replace(first_state())
+    for client in (store, newcomer, opened(server.url)):
+        after = client.refresh(None)
+        assert after is not None
+        assert after.last_fencing_token > 10**12
+        assert after.version > 10**12
+        add(client, after, f"task-{id(client)}")
 
 
 def test_remains_of_a_lost_state_do_not_affect_the_next(url: str, embedded_redis: RedisServer) -> None:
@@ -258,39 +249,30 @@ def test_a_version_that_no_commit_led_to_is_not_that_of_another_state(
     assert set(replica.leases) == {"a", "lost"}
 
 
-def test_a_full_memory_refuses_grants_and_accepts_releases(tmp_path: Path) -> None:
-    server = RedisServer(EMBEDDED, tmp_path)
-    try:
-        store = opened(server.url)
-        cluster = started(store)
-        add(store, cluster, "a")
-        server.client().config_set("maxmemory", "1")
-        with pytest.raises(StoreUnavailableError, match="memory is full"):
-            add(store, cluster, "b")
-        assert leases(store) == {"a"}
-        released = Released("a", cluster.leases["a"].fencing_token, store.now())
-        store.commit(cluster.version, [released], now=store.now())
-        cluster.apply(released)
-        server.client().config_set("maxmemory", "0")
+def test_a_full_memory_refuses_grants_and_accepts_releases(own_redis: RedisServer) -> None:
+    store = opened(own_redis.url)
+    cluster = started(store)
+    add(store, cluster, "a")
+    own_redis.client().config_set("maxmemory", "1")
+    with pytest.raises(StoreUnavailableError, match="memory is full"):
         add(store, cluster, "b")
-        assert leases(store) == {"b"}
-    finally:
-        server.stop(signal.SIGKILL)
+    assert leases(store) == {"a"}
+    released = Released("a", cluster.leases["a"].fencing_token, store.now())
+    store.commit(cluster.version, [released], now=store.now())
+    cluster.apply(released)
+    own_redis.client().config_set("maxmemory", "0")
+    add(store, cluster, "b")
+    assert leases(store) == {"b"}
 
 
-def test_a_read_only_replica_is_reported_as_one(tmp_path: Path) -> None:
-    replica = RedisServer(EMBEDDED, tmp_path)
-    try:
-        started(opened(replica.url))
-        replica.client().execute_command("REPLICAOF", "127.0.0.1", "1")
-        replica.client().config_set("replica-serve-stale-data", "yes")
-        store = opened(replica.url)
-        cluster = store.refresh(None)
-        assert cluster is not None
-        with pytest.raises(StoreUnavailableError, match="read-only"):
-            add(store, cluster, "a")
-    finally:
-        replica.stop(signal.SIGKILL)
+def test_a_read_only_replica_is_reported_as_one(own_redis: RedisServer) -> None:
+    started(opened(own_redis.url))
+    own_redis.client().execute_command("REPLICAOF", "127.0.0.1", "1")
+    store = opened(own_redis.url)
+    cluster = store.refresh(None)
+    assert cluster is not None
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        add(store, cluster, "a")
 
 
 # ---- stored data ----
@@ -619,11 +601,6 @@ def test_a_slow_network_is_not_an_error(proxy: Proxy, url: str) -> None:
     assert leases(store) == {"a"}
 
 
-def test_a_commit_before_the_first_state_reports_that_it_is_missing(url: str) -> None:
-    with pytest.raises(StaleStateError, match=r"^Redis at .* holds no state; write the first one$"):
-        opened(url).commit(0, [], now=opened(url).now())
-
-
 # ---- clocks ----
 
 
@@ -698,26 +675,3 @@ def test_a_holder_paused_past_its_lock_commits_nothing(url: str, another_holds_t
     output, _ = paused.communicate(timeout=10)
     assert output.split() == ["stale", "lost"]
     assert leases(store) == {"awake"}
-
-
-def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
-    store = opened(url)
-    cluster = started(store)
-    lock = store.lock()
-    assert lock.acquire(1)
-    lock.release()
-    add_in_child(store, cluster, "child")
-    with pytest.raises(StaleStateError):
-        add(store, cluster, "parent")
-    assert leases(store) == {"child"}
-
-
-def test_a_commit_is_refused_while_another_holds_the_lock(url: str) -> None:
-    store = opened(url)
-    cluster = started(store)
-    lock = store.lock()
-    assert lock.acquire(1)
-    with pytest.raises(LockedError):
-        add(store, cluster, "a")
-    lock.release()
-    add(store, cluster, "a")

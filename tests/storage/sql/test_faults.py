@@ -53,7 +53,7 @@ from tests.storage import test_contract
 from tests.storage.conftest import OpenStore
 from tests.storage.sql.servers import PgBouncer, Standby
 from tests.storage.test_contract import fresh
-from tests.storage.walk import add, add_in_child, granted, started
+from tests.storage.walk import add, granted, started
 
 
 @pytest.fixture
@@ -476,15 +476,6 @@ def execute(url: str, *statements: str) -> None:
     with closing(Database(url)) as database:
         for statement in statements:
             database.run(partial(database.execute, statement=statement))
-
-
-def test_a_forked_child_uses_the_store_of_its_parent(url: str, stack: ExitStack) -> None:
-    store = stack.enter_context(closing(open_store(url)))
-    cluster = started(store)
-    add_in_child(store, cluster, "child")
-    with pytest.raises(StaleStateError):
-        add(store, cluster, "parent")
-    assert [lease.lease_id for lease in fresh(store).leases] == ["child"]
 
 
 def test_a_closed_store_leaves_no_connection(postgresql: Postgres) -> None:
