@@ -14,7 +14,8 @@ class Proxy:
 
     `delay_s` is added to each piece of data; while `partitioned` nothing passes and nothing is refused;
     `lose_answers` counts the answers still to be lost, each with its connection, and `repeat` the scripts
-    still to be sent a second time, up to half a second later and so behind others, by nobody who listens.
+    still to be sent a second time, up to half a second later and so behind others, by nobody who listens;
+    `connections` is the number of those that it took.
     """
 
     def __init__(self, target: str) -> None:
@@ -23,6 +24,7 @@ class Proxy:
         self.lose_answers = 0
         self.repeat = 0
         self.partitioned = False
+        self.connections = 0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._guard = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -52,6 +54,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:

@@ -16,7 +16,7 @@ import pytest
 from resource_manager.errors import LockError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, _Renewals
 from resource_manager.storage.redis.client import RedisClient
-from resource_manager.storage.redis.lock import HANDOFF_MS, HEARTBEAT_S, RedisLock
+from resource_manager.storage.redis.lock import HEARTBEAT_S, RedisLock
 from resource_manager.storage.redis.store import RedisStore
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -80,6 +80,17 @@ def ask(lock: RedisLock, step: str, token: str) -> list[int]:
     return lock._step(step, token)
 
 
+HANDOFF_MS = 4000
+
+
+@pytest.fixture
+def slow_hand_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unclaimed hand-off lasts longer than any process of the test may pause."""
+    for module in ("lock", "store"):
+        monkeypatch.setattr(f"resource_manager.storage.redis.{module}.HANDOFF_MS", HANDOFF_MS)
+
+
+@pytest.mark.usefixtures("slow_hand_off")
 def test_the_keys_of_a_waiter_have_a_time_to_live(client: RedisClient) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
@@ -111,6 +122,7 @@ def test_a_claimed_hand_off_has_the_full_time_to_live(client: RedisClient, holde
             holder.release()
 
 
+@pytest.mark.usefixtures("slow_hand_off")
 def test_a_commit_hands_the_lock_it_held_to_the_next_waiter(client: RedisClient) -> None:
     store = RedisStore(client)
     mine, holder = started(store), store.lock()
@@ -181,7 +193,7 @@ def test_a_renewal_restarts_the_time_to_live(client: RedisClient) -> None:
 
 @pytest.mark.thorough
 def test_a_lock_left_to_expire_stays_until_it_expires(client: RedisClient) -> None:
-    lock = RedisLock(client, life_s=1.5)
+    lock = RedisLock(client, life_s=3.0)
     assert lock.acquire(1)
     lock.let_expire()
     assert (lock.remaining_s, lock.token) == (0, "")
@@ -244,22 +256,12 @@ def test_a_lock_from_before_a_restart_is_dropped(own_redis: RedisServer) -> None
 
 @pytest.mark.thorough
 def test_a_long_held_lock_is_renewed(client: RedisClient) -> None:
-    lock, other = RedisLock(client, life_s=1.5), RedisLock(client, life_s=1.5)
+    lock, other = RedisLock(client, life_s=3.0), RedisLock(client, life_s=3.0)
     assert lock.acquire(1)
-    assert not other.acquire(3)
+    assert not other.acquire(6)
     lock.release()
     assert other.acquire(1)
     other.release()
-
-
-def test_a_lost_lock_is_an_error_at_renewal_and_release(client: RedisClient) -> None:
-    lock = RedisLock(client)
-    assert lock.acquire(1)
-    client.driver.delete(client.key("lock"))
-    with pytest.raises(LockError, match="lost"):
-        lock.renew()
-    with pytest.raises(LockError, match="lost"):
-        lock.release()
 
 
 def test_dead_waiters_are_skipped(client: RedisClient) -> None:

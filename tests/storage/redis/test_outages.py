@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -164,23 +163,24 @@ def test_a_server_that_never_answers_is_asked_once(mute: Mute, url: str, words: 
         assert len(mute.connections) == 1
 
 
+@pytest.mark.thorough
 def test_a_server_that_answers_no_more_is_asked_on_one_more_connection(own_redis: RedisServer) -> None:
     proxy = Proxy(str(own_redis.socket))
-    url = f"{proxy.url('x')}&socket_timeout=0.5"
+    url = f"{proxy.url('x')}&socket_timeout=1.5"
     with closing(proxy), closing(RedisClient.from_url(url)) as client:
         client.time()
         proxy.partitioned = True
-        begin = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match=r"it did not answer within 0\.5 s"):
+        with pytest.raises(StoreUnavailableError, match=r"it did not answer within 1\.5 s"):
             client.time()
-        assert time.monotonic() - begin < 1.75
+        assert proxy.connections == 2
         proxy.partitioned = False
         client.time()
 
 
+@pytest.mark.thorough
 def test_a_wait_is_made_of_parts_below_the_timeout_that_the_url_gives(own_redis: RedisServer) -> None:
-    with closing(RedisClient.from_url(f"{own_redis.url}?socket_timeout=0.4")) as client:
-        assert client.block_on(client.key("bell"), 1.0) is None
+    with closing(RedisClient.from_url(f"{own_redis.url}?socket_timeout=1.5")) as client:
+        assert client.block_on(client.key("bell"), 4.0) is None
 
 
 def test_more_threads_may_wait_than_the_driver_makes_connections(own_redis: RedisServer) -> None:

@@ -197,11 +197,11 @@ def test_a_holder_that_lost_the_lock_does_not_affect_the_next_holder(clients: Cl
     assert not following.acquire(0)
     lock_expires_in(here, -1)
     assert following.acquire(0)
-    lock_expires_in(here, 1)
+    lock_expires_in(here, 4)
     for act in late.renew, late.release:
         with pytest.raises(LockError, match="lost"):
             act()
-    assert left_s(there, "state", "lock_expires_at") <= 1, "it was not the lost lock's to renew"
+    assert left_s(there, "state", "lock_expires_at") <= 4, "it was not the lost lock's to renew"
     assert not clients.open(Line()).lock().acquire(0)
     following.renew()
     assert left_s(there, "state", "lock_expires_at") > 5
