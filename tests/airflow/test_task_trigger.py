@@ -429,7 +429,7 @@ def test_a_line_written_in_pieces_is_logged_as_one(asks, command, line):
 
 
 def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(asks, manager):
-    trigger = again(asks(f"while :; do echo {'y' * 100}; done", timeout_s=1.0), ttl_s=0.3)
+    trigger = again(asks(f"while :; do echo {'y' * 100}; done", timeout_s=3.0), ttl_s=0.3)
     assert fire(trigger) == {"state": EndState.TIMED_OUT}
     assert len(manager.history(what="renew")) >= 2
 

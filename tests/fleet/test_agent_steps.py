@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager import GPUResourceManager, Settings
+from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
@@ -20,7 +20,7 @@ from resource_manager.jobs.directories import ending, starting
 from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.launchers.walls import CHECK, program_of
 from tests.agent.reporting import as_text, gpu, report
-from tests.builders import granted_lease
+from tests.builders import Clock, granted_lease
 from tests.eventually import wait_for
 
 STEPS = ("granted", "placed", "offered", "started", "seen", "ended", "told", "forgotten")
@@ -32,10 +32,14 @@ class World:
 
     def __init__(self, folder: Path, confine: str) -> None:
         self.root = str(folder / "jobs")
+        self.clock = Clock()
         user = pwd.getpwuid(os.geteuid()).pw_name
         node = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user=user, confine=confine)
         self.manager = GPUResourceManager(
-            Settings(store="memory://"), inventory=[node], cluster={"min_gpus": 0, "max_gpus": 1}
+            Settings(store="memory://"),
+            store=MemoryStore(clock=self.clock),
+            inventory=[node],
+            cluster={"min_gpus": 0, "max_gpus": 1},
         )
         self._uptime_s = 0.0
         self._last_answer: Any = None
@@ -95,12 +99,9 @@ def test_a_job_that_saves_for_too_long_is_ended_by_its_agent_while_airflow_is_st
     wait_for(lambda: world.state(key) == "running")
     world.manager.submit("urgent", 1, priority=5)
     world.manager.preempt("t", preemptor="urgent")
-
-    def is_quarantined() -> bool:
-        world.manager.expire_and_schedule()
-        return world.manager.leases()[0]["quarantined"]
-
-    wait_for(is_quarantined)
+    world.clock.now += 1.0
+    world.manager.expire_and_schedule()
+    assert world.manager.leases()[0]["quarantined"]
     world.poll()
     wait_for(lambda: world.state(key) == "finished")
     world.report()
@@ -230,9 +231,8 @@ def test_the_walls_that_an_agents_job_got_are_in_lease_top_and_log(
 
 def test_a_job_is_ended_whose_terminal_has_not_renewed_its_lease(world: World) -> None:
     """As a terminal's job on any other server is a TTL after the last sign of its caller."""
-    clock = world.manager.store.now
     world.report()
-    lease: Any = world.manager.submit("t", 1, ttl=0.2, labels={"launcher": "terminal"})
+    lease: Any = world.manager.submit("t", 1, ttl=5.0, labels={"launcher": "terminal"})
     key = job_key("t", lease["fencing_token"])
     state = world.manager.agent_state("gpu-a")["place"]
     assert state is not None
@@ -242,7 +242,7 @@ def test_a_job_is_ended_whose_terminal_has_not_renewed_its_lease(world: World) -
     world.manager.order_job("gpu-a", key, {"want": "run", "spec": spec})
     world.poll()
     wait_for(lambda: world.state(key) == "running")  # until its start is known, it is absent, too
-    wait_for(lambda: clock() > lease["expires_at"])
+    world.clock.now = lease["expires_at"] + 1.0
     world.manager.expire_and_schedule()
     assert granted_lease(world.manager.status_of("t"))["quarantined"]
     world.poll()

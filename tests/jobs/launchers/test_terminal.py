@@ -171,9 +171,10 @@ def processes_of(pid):
     return [process, *process.children(recursive=True)]
 
 
+@pytest.mark.thorough
 def test_a_job_lives_as_long_as_its_caller_gives_signs(launcher):
     place = launcher.prepare(job(SLEEP))
-    ttl_s = 1.0 if launcher.here else 6.0
+    ttl_s = 3.0 if launcher.here else 6.0
     attended = terminal.attend(place, job(SLEEP), launcher.here, ttl_s)
     wait_for(sleepers)
     began = time.monotonic()
