@@ -12,6 +12,7 @@ from simulator.cli import main
 from simulator.edge.dataset import TIERS
 from simulator.edge.dataset_files import read_dataset
 from simulator.edge.published import published_score
+from tests.simulator.refusing import assert_refused
 
 KEYS = {"score", "task_rate", "job_rate", "mean_jct_s", "simulated_s", "wall_s", "failed_commands"}
 
@@ -108,7 +109,5 @@ def test_invalid_input_gives_one_line_and_writes_nothing(
 ) -> None:
     out = tmp_path / "out"
     result = call(*(a.replace("{tables}", str(tables)) for a in arguments), "--output-dir", out)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not result.stdout
+    assert_refused(result, message)
     assert not out.exists()

@@ -41,6 +41,7 @@ from simulator.replay.agreement import differences
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay
 from tests.builders import node, redefine
+from tests.simulator.refusing import assert_refused
 
 ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")
 PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
@@ -423,10 +424,7 @@ def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
         first = next(to_lines(collect(manager)))
     path = tmp_path / "history.jsonl"
     path.write_text(text.replace("SNAPSHOT", first))
-    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--json"])
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stdout == ""
+    assert_refused(CliRunner().invoke(main, ["replay", "--history", str(path), "--json"]), message)
 
 
 @pytest.mark.parametrize("at", ["NaN", "1e308", "-1"])
@@ -453,9 +451,7 @@ def test_a_change_with_an_invalid_time_is_named(tmp_path: Path, at: str) -> None
 def test_what_is_no_history_is_named_and_not_made(tmp_path: Path, source: str, message: str) -> None:
     for command in ("replay", "compare"):
         options = ["--history", source.format(folder=tmp_path), "--output-dir", str(tmp_path / "out")]
-        result = CliRunner().invoke(main, [command, *options])
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert message in result.stderr
+        assert_refused(CliRunner().invoke(main, [command, *options]), message)
         assert not list(tmp_path.iterdir())
 
 
@@ -503,9 +499,7 @@ def test_missing_or_reordered_lines_are_named(tmp_path: Path, places: tuple[int,
     record("memory://", "first_fit", "fifo", path)
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first, *(rest[place] for place in places)]))
-    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--json"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
+    assert_refused(CliRunner().invoke(main, ["replay", "--history", str(path), "--json"]), message)
 
 
 def test_a_history_without_changes_is_drawn_without_a_warning(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from simulator.cli import main
 from simulator.replay.muri import COLUMNS, read_jobs, replay
+from tests.simulator.refusing import assert_refused
 
 
 def assert_published(shared_data: Path, trace: str, order: str) -> None:
@@ -137,9 +138,7 @@ def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
         main,
         ["replay", "--trace", "muri", "--data", str(tmp_path), "--jobs", "made", "--order", "srtf", "--json"],
     )
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stdout == ""
+    assert_refused(result, message)
 
 
 def test_the_command_prints_the_summary(tmp_path: Path) -> None:

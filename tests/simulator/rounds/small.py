@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
+
+from simulator.cli import main
+
 JOB_COLUMNS = "name,time,application,num_replicas,batch_size"
+
+
+def study_replay(study: str, folder: Path, *options: str) -> Result:
+    command = ["replay", "--trace", study, "--data", str(folder), "--json", *options]
+    return CliRunner().invoke(main, command)
 
 
 def write_pollux(folder: Path, *jobs: str, epochs: int = 2, epoch_progress: float = 100.0) -> Path:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.queue.orders import FIRST_QUEUE_GPU_S
-from simulator.cli import main
 from simulator.rounds.fixed_rounds import RESTART_S, FixedRounds
 from simulator.rounds.policies import get_round_policy
 from simulator.rounds.pollux import PolluxJob, read_jobs
 from simulator.rounds.step_times import Measured, StepTime, StepTimes
 from simulator.rounds.studies import study
-from tests.simulator.rounds.small import write_pollux, write_workload
+from tests.simulator.refusing import assert_refused
+from tests.simulator.rounds.small import study_replay, write_pollux, write_workload
 
-
-def replay(folder: Path, *options: str) -> Result:
-    command = ["replay", "--trace", "pollux", "--data", str(folder), "--json", *options]
-    return CliRunner().invoke(main, command)
+replay = partial(study_replay, "pollux")
 
 
 @pytest.mark.parametrize("workload", ["1", "2", "3", "4"])
@@ -129,13 +126,6 @@ def test_batches_are_split_over_gpus_and_accumulated(tmp_path: Path) -> None:
 )
 def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
     assert_refused(replay(write_pollux(tmp_path, row)), message)
-
-
-def assert_refused(result: Result, message: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from resource_manager.errors import how_to_install
 from resource_manager.scheduling import allocator
-from simulator.cli import main
 from simulator.rounds.gavel_rounds import MAX_FAILURES, RESTART_S, ROUND_S, GavelRounds
 from simulator.rounds.linear_programs import get_solver
 from simulator.rounds.policies import get_round_policy
@@ -21,14 +20,11 @@ from simulator.rounds.policies.max_sum_throughput import max_sum_throughput
 from simulator.rounds.policies.min_total_duration import min_total_duration
 from simulator.rounds.shockwave import ShockwaveJob, read_jobs
 from simulator.rounds.studies import study
-from tests.simulator.rounds.small import shockwave_job, write_shockwave
+from tests.simulator.refusing import assert_refused
+from tests.simulator.rounds.small import shockwave_job, study_replay, write_shockwave
 
 FIGURES = ("makespan_s", "mean_jct_s", "worst_ftf", "unfair_percent", "rounds", "jct_s", "ftf")
-
-
-def replay(folder: Path, *options: str) -> Result:
-    command = ["replay", "--trace", "shockwave", "--data", str(folder), "--json", *options]
-    return CliRunner().invoke(main, command)
+replay = partial(study_replay, "shockwave")
 
 
 @pytest.mark.parametrize(("policy", "solver"), [("gandiva_fair", ""), ("max_min_fairness", "ecos")])
@@ -177,13 +173,6 @@ def test_optimus_resizes_jobs_of_this_trace(tmp_path: Path) -> None:
 )
 def test_bad_jobs_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     assert_refused(replay(write_shockwave(tmp_path, shockwave_job(0, **change))), message)
-
-
-def assert_refused(result: Result, message: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
+from tests.simulator.refusing import assert_refused
 from tests.simulator.shares.small import job, write
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "simulators" / "sample-fleet.json"
@@ -194,11 +195,3 @@ def test_ecos_is_named_where_it_is_absent(tmp_path: Path, monkeypatch: pytest.Mo
 def test_max_min_takes_no_notice_of_teams(tmp_path: Path) -> None:
     path = write(tmp_path, job("x", team="a"), job("y", team="a"), job("z"))
     assert values(path, "--policy", "max_min")["normalised"] == pytest.approx(dict.fromkeys("xyz", 2 / 3))
-
-
-def assert_refused(result: Result, message: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
