@@ -13,17 +13,7 @@ from resource_manager.core.name_lookup import find, find_preferring_pending, nam
 from resource_manager.core.names import short_id
 from resource_manager.errors import AmbiguousNameError, LeaseNotFoundError
 from tests.builders import nodes
-
-RUNS = {"instance": "air", "dag_id": "my_dag", "run_id": "manual__1", "task_id": "train", "map_index": "-1"}
-
-
-def request(lease_id: str, **labels: str) -> Request:
-    return Request(lease_id, gpus=1, resources={"cpus": 1}, labels=labels)
-
-
-def task(run: int, map_index: int = -1, task_id: str = "train", **labels: str) -> Request:
-    named = RUNS | {"run_id": f"run{run}", "task_id": task_id, "map_index": str(map_index)}
-    return request(f"air:my_dag/run{run}/{task_id}/{map_index}", **(named | labels))
+from tests.core.test_names import RUNS, request, task
 
 
 def cluster_of(*waiting: Request, held: tuple[Request, ...] = ()) -> ClusterState:

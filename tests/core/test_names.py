@@ -1,4 +1,4 @@
-"""Names for people: short ids from the order of arrival, display names, and what a name finds."""
+"""Names for people: short ids from the order of arrival, and display names."""
 
 from __future__ import annotations
 

@@ -8,20 +8,12 @@ from typing import Any
 
 import pytest
 
-from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager import GPUResourceManager
 from resource_manager.core import announced as limits
 from resource_manager.core.announced import MAX_ANNOUNCED, MAX_OF_RUN
 from resource_manager.core.models import Lease
-from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import coming_in_words
 from tests.builders import Clock, present
-
-
-@pytest.fixture
-def manager(clock: Clock) -> GPUResourceManager:
-    """Manager of one server of 8 GPUs."""
-    store = MemoryStore(clock=clock)
-    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
 
 
 def announce(manager: GPUResourceManager, task: str, run: str = "r1", **options: Any) -> bool:

@@ -8,20 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager import GPUResourceManager
 from resource_manager.manager.serializers import deadline_in_words
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.webhooks import event_of
 from resource_manager.storage.codec import change_from_dict
 from tests.builders import Clock
-
-
-@pytest.fixture
-def manager(clock: Clock) -> GPUResourceManager:
-    """Manager of one server of 8 GPUs."""
-    store = MemoryStore(clock=clock)
-    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
 
 
 def risks(manager: GPUResourceManager) -> list[tuple[str, bool]]:

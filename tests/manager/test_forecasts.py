@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager import GPUResourceManager
 from resource_manager.core.changes import Granted
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager import forecasts, queue_view
-from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.forecasts import (
     CALIBRATED,
     ENOUGH_OUTCOMES,
@@ -30,13 +29,6 @@ from resource_manager.manager.forecasts import (
 from resource_manager.scheduling.reasons.start_estimates import Start, forecast_starts
 from tests.builders import Clock, present
 from tests.eventually import wait_for
-
-
-@pytest.fixture
-def manager(clock: Clock) -> GPUResourceManager:
-    """Manager of one server of 8 GPUs."""
-    store = MemoryStore(clock=clock)
-    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
 
 
 def run(manager: GPUResourceManager, clock: Clock, lease_id: str, seconds: float) -> None:
