@@ -1,4 +1,4 @@
-"""Servers of this process that listen while a test lasts and leave no thread and no connection."""
+"""Services of this process, with and without a port, that leave no thread and no connection."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.http_server import bounded_server
 
 
@@ -51,4 +54,17 @@ def serving(manager: GPUResourceManager, folder: Path, threads: int, **bounds: A
         with listening(server):
             yield server
     finally:
+        service.watch.close()
+
+
+@contextmanager
+def client_of(manager: GPUResourceManager, folder: Path) -> Iterator[ServiceClient]:
+    """Yield a client of a service of the manager in this process, which anybody may use."""
+    kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
+    service = standalone(manager, kept, open_to="loopback")
+    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
+    try:
+        yield client
+    finally:
+        client.close()
         service.watch.close()

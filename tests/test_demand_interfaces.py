@@ -21,10 +21,9 @@ from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.manager import requests
 from resource_manager.manager.arguments import ALIASES, POSITIONAL
 from resource_manager.manager.demand import DemandArguments, DemandOptions
-from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
 from tests.cli.targets import holding
+from tests.listening import client_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -123,13 +122,8 @@ def manager() -> Iterator[GPUResourceManager]:
 
 @pytest.fixture
 def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClient]:
-    service = standalone(
-        manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
-    )
-    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
-    yield client
-    client.close()
-    service.watch.close()
+    with client_of(manager, tmp_path) as client:
+        yield client
 
 
 Built = list[tuple[Demand, Request]]

@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import Mock
 from urllib.parse import unquote
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,13 +50,11 @@ from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Persistence, standalone
-from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.console.cells import task_link
 from resource_manager.storage.airflow_variable.access import DatabaseAccess
 from tests.eventually import wait_for
 from tests.jobs.gangs import place
+from tests.listening import client_of
 
 OURS = TaskIdentity("production", "etl", "nightly", "train")
 THEIRS = replace(OURS, instance="staging")
@@ -309,11 +306,8 @@ def test_a_lease_of_a_run_that_was_ended_lasts_as_long_as_the_processes_of_its_t
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
-    nothing: Any = None
-    service = standalone(manager, Persistence(nothing, nothing, "secret"), open_to="loopback")
-    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
     slashes = replace(OURS, run_id="2026/11%2F22")
-    try:
+    with client_of(manager, tmp_path) as client:
         for identity in (OURS, THEIRS, slashes):
             lease = ask(client, identity, 2)
             assert (lease["task_id"], lease["labels"]) == (identity.lease_id, identity.labels)
@@ -323,9 +317,6 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
         assert held(manager) == {OURS.lease_id, slashes.lease_id}
         assert granted_lease(client.status_of(slashes.lease_id))["labels"]["run_id"] == "2026/11%2F22"
         assert client.release_resources(slashes.lease_id)
-    finally:
-        client.close()
-        service.watch.close()
 
 
 def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance, connect):

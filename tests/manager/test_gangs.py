@@ -9,20 +9,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
-from resource_manager import AsyncGPUResourceManager, GPUResourceManager, Settings
+from resource_manager import AsyncGPUResourceManager, GPUResourceManager
 from resource_manager.cli import main
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.manager.results import ReleaseResult
-from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
 from tests.builders import granted_lease
 from tests.cli.targets import holding
+from tests.listening import client_of
 
 NODES = [
     Node(
@@ -45,12 +43,8 @@ def manager() -> Iterator[GPUResourceManager]:
 
 @pytest.fixture
 def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClient]:
-    persistence = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
-    service = standalone(manager, persistence, open_to="loopback")
-    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
-    yield client
-    client.close()
-    service.watch.close()
+    with client_of(manager, tmp_path) as client:
+        yield client
 
 
 def command(manager: GPUResourceManager, *words: str) -> Any:

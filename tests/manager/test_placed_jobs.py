@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +28,7 @@ from resource_manager.rest.tokens import Role, create
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock, granted_lease, json_of, present
 from tests.cli.targets import holding
+from tests.listening import client_of
 
 PLACE = JobPlace("ssh", "gpu-a:22", "gpu_ssh", "0123 gpu-a", "/home/ada/.gpu-manager/jobs", "f00d", "ada")
 NODES = [
@@ -46,12 +46,8 @@ def manager(clock: Clock) -> Iterator[GPUResourceManager]:
 
 @pytest.fixture
 def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClient]:
-    persistence = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
-    service = standalone(manager, persistence, open_to="loopback")
-    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
-    yield client
-    client.close()
-    service.watch.close()
+    with client_of(manager, tmp_path) as client:
+        yield client
 
 
 @pytest.fixture(params=["manager", "client"])
