@@ -1,11 +1,14 @@
-"""Builders for tests: nodes named by letter, a fake clock, and another cluster for a manager."""
+"""Builders for tests: nodes named by letter, leases, a fake clock, and another cluster for a manager."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resource_manager.core.models import Gpu, Node
+from resource_manager.core.changes import Granted
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Teams
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
@@ -45,6 +48,15 @@ def node(letter: str, gpus: int = 2, cpus: int = 8) -> Node:
 
 def nodes(letters: str, gpus: int = 2, cpus: int = 8) -> tuple[Node, ...]:
     return tuple(node(letter, gpus, cpus) for letter in letters)
+
+
+def hold(
+    cluster: ClusterState, request: Request, on: str, *gpu_ids: int, at: float = 0.0, ends: float = math.inf
+) -> Lease:
+    """Grant the request these GPUs of the node named `on`, and return its lease."""
+    lease = Lease(request, (Placement(on, gpu_ids),), cluster.last_fencing_token + 1, at, ends)
+    cluster.apply(Granted(lease, at))
+    return lease
 
 
 def present(value: T | None) -> T:

@@ -11,7 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.team_ledger import gpu_types_of
 from resource_manager.core.teams import Team, Teams
-from tests.builders import node
+from tests.builders import hold, node
 
 RULES = Teams((Team("research", 4), Team("vision", 2, parent="research"), Team("nlp", parent="research")))
 
@@ -23,8 +23,7 @@ def held(cluster: ClusterState) -> dict[str, int]:
 
 def grant(cluster: ClusterState, lease_id: str, team: str, *gpu_ids: int, **more: object) -> None:
     request = Request(lease_id, len(gpu_ids), team=team, **more)  # type: ignore[arg-type]
-    token = cluster.last_fencing_token + 1
-    cluster.apply(Granted(Lease(request, (Placement("a", gpu_ids),), token, 0.0), 0.0))
+    hold(cluster, request, "a", *gpu_ids)
 
 
 def test_what_a_team_holds_counts_for_those_above_it() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued
+from resource_manager.core.changes import Drained, InventoryChanged, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.refusal import NotEstimated
 from resource_manager.manager import answer_words, explanations, serializers, server_views
 from resource_manager.manager.refusal_wording import detail_of
@@ -21,16 +21,12 @@ from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.reasons.start_estimates import Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
+from tests import builders
 from tests.builders import nodes
 
 FIRST_FIT = get_policy("first_fit")
 FIFO = get_order("fifo")
-
-
-def hold(cluster: ClusterState, request: Request, on: str, *gpu_ids: int, ends: float = math.inf) -> Lease:
-    lease = Lease(request, (Placement(on, gpu_ids),), cluster.last_fencing_token + 1, 10.0, ends)
-    cluster.apply(Granted(lease, 10.0))
-    return lease
+hold = partial(builders.hold, at=10.0)
 
 
 def test_an_allocation_has_the_keys_of_the_original_and_one_member() -> None:

@@ -34,7 +34,7 @@ from resource_manager.scheduling.accounting.decayed_use import (
     shares_of,
     uses_after,
 )
-from tests.builders import node
+from tests.builders import hold, node
 
 HALF_LIFE_S = 1000.0
 
@@ -111,9 +111,7 @@ def cluster_with(
 
 
 def grant(cluster: ClusterState, lease_id: str, team: str, at: float, *gpu_ids: int) -> None:
-    request = Request(lease_id, len(gpu_ids), team=team)
-    token = cluster.last_fencing_token + 1
-    cluster.apply(Granted(Lease(request, (Placement("a", gpu_ids),), token, at), at))
+    hold(cluster, Request(lease_id, len(gpu_ids), team=team), "a", *gpu_ids, at=at)
 
 
 def used(cluster: ClusterState, now: float) -> dict[str, float]:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
 from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, MAX_SWEPT, Reservations
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from tests.builders import node, nodes
+from tests.builders import hold, node, nodes
 from tests.scheduling.plain_backfill import plain_pass, random_queue
 
 
@@ -31,11 +31,6 @@ def without_delay(planned: Reservations, request: Request, placement: Placement)
 
 def ask(lease_id: str, gpus: int, runtime_s: float | None = None, cpus: int = 0, **more: object) -> Request:
     return Request(lease_id, gpus, resources={"cpus": cpus}, expected_runtime_s=runtime_s, **more)  # type: ignore[arg-type]
-
-
-def hold(cluster: ClusterState, request: Request, on: str, *gpu_ids: int, at: float = 0.0) -> None:
-    lease = Lease(request, (Placement(on, gpu_ids),), cluster.last_fencing_token + 1, at)
-    cluster.apply(Granted(lease, at))
 
 
 def at(now: float) -> SchedulingPass:

@@ -8,8 +8,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling.queue.backfill import MAX_AHEAD, MAX_RESERVATIONS
 from resource_manager.scheduling.queue.held_back import HeldBack
-from tests.builders import node, nodes
-from tests.scheduling.queue.test_backfill import ask, hold, passes
+from tests.builders import hold, node, nodes
+from tests.scheduling.queue.test_backfill import ask, passes
 
 
 def test_gpus_of_the_kind_and_all_amounts_are_held_back_on_the_nodes_of_the_mask() -> None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from resource_manager.core.changes import Drained, Granted, Released, Resumed, TeamsChanged
+from resource_manager.core.changes import Drained, Released, Resumed, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.models import Request
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
-from tests.builders import node, nodes
+from tests.builders import hold, node, nodes
 
 
 def ask(lease_id: str, gpus: int, runtime_s: float | None = None) -> Request:
     return Request(lease_id, gpus, expected_runtime_s=runtime_s)
-
-
-def hold(cluster: ClusterState, request: Request, on: str, *gpu_ids: int) -> None:
-    cluster.apply(
-        Granted(Lease(request, (Placement(on, gpu_ids),), cluster.last_fencing_token + 1, 0.0), 0.0)
-    )
 
 
 def busy() -> ClusterState:
