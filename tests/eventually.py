@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
 
 from resource_manager.jobs.launchers import JobState, JobStatus, Launcher
 
@@ -25,3 +29,13 @@ def wait_until_ended(launcher: Launcher, key: str, timeout_s: float = 60.0) -> J
     """Wait for the job's end and return its status."""
     wait_for(lambda: launcher.status(key).state is JobState.FINISHED, timeout_s)
     return launcher.status(key)
+
+
+def processes_of_command(command: str) -> list[Any]:
+    """Return the processes of this machine that run it."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == command.split() and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes

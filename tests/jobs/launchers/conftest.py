@@ -13,7 +13,7 @@ import pytest
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import RunReport
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_at
+from resource_manager.jobs.launchers import Job, LauncherUnreachableError, job_key, open_at
 from resource_manager.jobs.launchers.docker_volumes import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
@@ -138,3 +138,11 @@ def job(launcher):
     yield make
     for key in made:
         launcher.stop(key, grace_s=0)
+
+
+@pytest.fixture
+def key(launcher):
+    """Return a key of Slurm whose job is ended after the test."""
+    key = job_key(f"a:d/{time.monotonic_ns()}/t", 1)
+    yield key
+    launcher.stop(key, 0.0)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-import psutil
 import pytest
 
 from resource_manager.core.models import JobPlace
@@ -22,11 +22,12 @@ from resource_manager.jobs.launchers import (
     open_at,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
-from tests.eventually import wait_for, wait_until_ended
+from tests.eventually import processes_of_command, wait_for, wait_until_ended
 from tests.small_disk import small_disk_at, take_all_files
 
 SLEEP = f"sleep 61.{os.getpid()}"
 """Command that no other process of this machine runs."""
+sleepers = partial(processes_of_command, SLEEP)
 
 
 @pytest.fixture
@@ -35,17 +36,6 @@ def launcher(tmp_path):
     yield launcher
     for directory in tmp_path.iterdir():
         launcher.stop(directory.name, grace_s=0)
-
-
-def sleepers():
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cmdline() == SLEEP.split() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
 
 
 def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):

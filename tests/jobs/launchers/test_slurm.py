@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing
 from ctypes.util import find_library
 from pathlib import Path
@@ -57,14 +56,6 @@ def stub(folder, name, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
-
-
-@pytest.fixture
-def key(launcher):
-    """Return a key whose job is ended after the test."""
-    key = job_key(f"a:d/{time.monotonic_ns()}/t", 1)
-    yield key
-    launcher.stop(key, 0.0)
 
 
 class TestFaults:

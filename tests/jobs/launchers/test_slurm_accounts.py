@@ -1,6 +1,5 @@
 """Jobs on a real Slurm with accounts, which slurmdbd keeps in a real MariaDB."""
 
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from resource_manager.jobs.launchers import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    job_key,
     open_at,
 )
 from tests.eventually import wait_for, wait_until_ended
@@ -43,14 +41,6 @@ def launcher(accounts, tmp_path, monkeypatch):
     launcher: Any = open_at(JobPlace("slurm"))
     launcher.root = str(tmp_path)
     return launcher
-
-
-@pytest.fixture
-def key(launcher):
-    """Return a key whose job is ended after the test."""
-    key = job_key(f"a:d/{time.monotonic_ns()}/t", 1)
-    yield key
-    launcher.stop(key, 0.0)
 
 
 @pytest.mark.parametrize(

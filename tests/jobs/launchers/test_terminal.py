@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psutil
@@ -26,21 +27,11 @@ from resource_manager.jobs.launchers import (
     terminal,
 )
 from resource_manager.jobs.launchers.server_library import library_of
-from tests.eventually import wait_for
+from tests.eventually import processes_of_command, wait_for
 
 SLEEP = f"sleep 62.{os.getpid()}"
 """Command that no other process of this machine runs."""
-
-
-def sleepers():
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cmdline() == SLEEP.split() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
+sleepers = partial(processes_of_command, SLEEP)
 
 
 @pytest.fixture(params=["here", pytest.param("ssh", marks=pytest.mark.e2e)])
