@@ -13,7 +13,7 @@ from random import SystemRandom
 import pytest
 
 from demo.stack import free_ports
-from tests.eventually import TIMEOUT_FACTOR
+from tests.eventually import wait_for
 from tests.sql_servers import MariaDB
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -125,7 +125,7 @@ class SlurmCluster:
         files = {"key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log"}
         files["seed-file"] = "munge.seed"
         self._spawn("munged", [*munged, *(f"--{name}={self.home}/{file}" for name, file in files.items())])
-        _wait(lambda: (self.home / "munge.sock").exists(), 20, "munged")
+        wait_for(lambda: (self.home / "munge.sock").exists(), 20, "munged")
         if self.mariadb is not None:
             self.start_database()
         self.start_controller()
@@ -137,7 +137,7 @@ class SlurmCluster:
         """Start slurmdbd; return once it answers."""
         self._spawn("slurmdbd", ["slurmdbd", "-D"])
         # It exits with 0 whether it gets an answer or not.
-        _wait(lambda: "root" in self.ask("sacctmgr -n -P show user", check=False), 60, "slurmdbd")
+        wait_for(lambda: "root" in self.ask("sacctmgr -n -P show user", check=False), 60, "slurmdbd")
 
     def start_controller(self):
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", f"{self.home}/slurm.conf"])
@@ -167,7 +167,7 @@ class SlurmCluster:
                 self.ask(f"scontrol update nodename={node} state=resume", check=False)
             return len(self._nodes("idle")) == len(NODES)
 
-        _wait(are_idle, 60, "the nodes of Slurm")
+        wait_for(are_idle, 60, "the nodes of Slurm")
 
     def _nodes(self, state):
         return self.ask(f"sinfo -h -N -p gpu -t {state} -o %N", check=False).split()
@@ -181,7 +181,7 @@ class SlurmCluster:
         """Kill the controller once its state has the jobs of now: it would give a number again."""
         began = time.time()
         self.ask("squeue -h -o %i | xargs -rI % scontrol update job=% nice=0")
-        _wait(lambda: (self.home / "state" / "job_state").stat().st_mtime > began, 30, "Slurm's state")
+        wait_for(lambda: (self.home / "state" / "job_state").stat().st_mtime > began, 30, "Slurm's state")
         self.kill("slurmctld")
 
     def ask(self, command, check=True):
@@ -195,10 +195,10 @@ class SlurmCluster:
 
     def cancel_all(self):
         """End all jobs; return once none is left."""
-        _wait(lambda: "UP" in self.ask("scontrol ping", check=False), 60, "slurmctld")
+        wait_for(lambda: "UP" in self.ask("scontrol ping", check=False), 60, "slurmctld")
         for signal in ("--full --signal=KILL", ""):
             self.ask(f"squeue -h -o %i | xargs -r scancel {signal}", check=False)
-        _wait(lambda: self.ask("squeue -h -o %i") == "", 60, "the end of all jobs")
+        wait_for(lambda: self.ask("squeue -h -o %i") == "", 60, "the end of all jobs")
 
     def stop(self):
         for name in [*NODES, "slurmctld", "slurmdbd", "munged"]:
@@ -237,13 +237,6 @@ def _consecutive_ports(count):
             for each in sockets:
                 each.close()
     raise AssertionError("no free ports")
-
-
-def _wait(is_so, timeout_s, what):
-    deadline = time.monotonic() + timeout_s * TIMEOUT_FACTOR
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not come up"
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import psutil
 
 from demo.stack import REPOSITORY, Stack, StackError
 from resource_manager import GPUResourceManager
+from tests import eventually
 from tests.airflow.examples import readable_examples
 from tests.eventually import TIMEOUT_FACTOR
 
@@ -51,13 +52,8 @@ address = "{docker}"
 
 
 def wait_for(condition, timeout_s=90.0, what="it", every_s=0.25):
-    """Wait until `condition()` is true, and return its value."""
-    timeout_s *= TIMEOUT_FACTOR
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
-        time.sleep(every_s)
-    return found
+    """Wait as Airflow needs it: for long, and asking now and then."""
+    return eventually.wait_for(condition, timeout_s, what, every_s)
 
 
 class Bench(Stack):

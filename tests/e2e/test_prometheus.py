@@ -15,6 +15,7 @@ import yaml
 
 from demo.stack import free_ports
 from tests.e2e import browser as b
+from tests.eventually import TIMEOUT_FACTOR
 from tests.rest.test_monitoring import MONITORING, expressions
 
 pytestmark = pytest.mark.e2e
@@ -47,7 +48,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
         )
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 60 * TIMEOUT_FACTOR
                 while not scraped(client):
                     assert process.poll() is None, (folder / "log").read_text()
                     assert time.monotonic() < deadline, (folder / "log").read_text()

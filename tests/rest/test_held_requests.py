@@ -48,11 +48,8 @@ def waits(url: str, after: int, timeout_s: float = 20.0, **more: str) -> httpx.R
 
 
 def wait_until_held(url: str, count: int) -> None:
-    for _ in range(1000):
-        if f"gpu_manager_http_held_requests {float(count)}" in httpx.get(f"{url}/metrics").text:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"there are not {count} held requests")
+    held = f"gpu_manager_http_held_requests {float(count)}"
+    wait_for(lambda: held in httpx.get(f"{url}/metrics").text, what=f"{count} held requests")
 
 
 def test_more_requests_than_threads_are_held_while_others_are_answered(

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -55,11 +54,13 @@ def engine() -> Iterator[str]:
     )
     try:
         archive = subprocess.run(["tar", "c", "-C", place / "image", "."], capture_output=True, check=True)
-        loading, deadline = ["docker", "--host", url, "import", "-", "tiny"], time.monotonic() + 60
-        while subprocess.run(loading, input=archive.stdout, capture_output=True).returncode != 0:
+        loading = ["docker", "--host", url, "import", "-", "tiny"]
+
+        def is_loaded() -> bool:
             assert process.poll() is None, "the engine ended"
-            assert time.monotonic() < deadline, "the engine does not answer"
-            time.sleep(0.5)
+            return subprocess.run(loading, input=archive.stdout, capture_output=True).returncode == 0
+
+        wait_for(is_loaded, 60.0, "an answer of the engine", every_s=0.5)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,6 +26,7 @@ from resource_manager.jobs.launchers import (
 from resource_manager.jobs.launchers.docker import DockerLauncher
 from resource_manager.jobs.launchers.docker_signals import DockerSignals
 from tests.e2e.servers import SSHD, SSHServer
+from tests.eventually import wait_for
 
 pytest.importorskip("docker")
 
@@ -221,10 +221,7 @@ def test_an_engine_by_ssh_is_reached_again_once_its_sshd_is(
 
 def told(signals: DockerSignals) -> set[str]:
     """Return the jobs that are told of next."""
-    deadline = time.monotonic() + 10
-    while not (found := signals.changed(0.2)):
-        assert time.monotonic() < deadline, "nothing was told"
-    return found
+    return wait_for(lambda: signals.changed(0.2), 10.0)
 
 
 def test_an_end_is_told_by_an_event_and_one_from_before_the_watch_too(engine: Engine) -> None:

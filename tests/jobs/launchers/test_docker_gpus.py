@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import Job, LauncherError
 from resource_manager.jobs.launchers.docker import DockerLauncher
 from resource_manager.jobs.launchers.docker_container import device_requests
-from tests.eventually import wait_until_ended
+from tests.eventually import wait_for, wait_until_ended
 
 pytest.importorskip("docker")
 
@@ -94,12 +93,13 @@ def cdi_engine() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
         load = ["docker", "--host", url, "load", "-i", str(tmp_path / "image.tar")]
-        while subprocess.run(load, capture_output=True).returncode != 0:
+
+        def is_loaded() -> bool:
             assert engine.poll() is None, "the engine ended"
-            assert time.monotonic() < deadline, "the engine does not answer"
-            time.sleep(0.5)
+            return subprocess.run(load, capture_output=True).returncode == 0
+
+        wait_for(is_loaded, 60.0, "an answer of the engine", every_s=0.5)
         yield url
     finally:
         engine.send_signal(signal.SIGTERM)

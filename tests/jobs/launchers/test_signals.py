@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 from contextlib import closing
 
 import pytest
 
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.jobs.launchers.registry import has_signals, open_signals
+from tests.eventually import wait_for
 
 
 @pytest.fixture
@@ -25,13 +25,9 @@ def place_of(launcher):
     return begin
 
 
-def told_within(signals, seconds=20.0):
+def told(signals):
     """Return the jobs that are told of next."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := signals.changed(0.2) - {""}:
-            return found
-    raise AssertionError("nothing was told")
+    return wait_for(lambda: signals.changed(0.2) - {""}, 20.0)
 
 
 def test_ends_and_output_are_told_and_nothing_of_what_is_forgotten(launcher, job, place_of, tmp_path):
@@ -48,11 +44,11 @@ def test_ends_and_output_are_told_and_nothing_of_what_is_forgotten(launcher, job
             signals.watch(each.key)
         signals.forget(forgotten.key)
         prints.touch()
-        assert told_within(signals) == {first.key}
+        assert told(signals) == {first.key}
         goes_on.touch()
-        ended = told_within(signals)
+        ended = told(signals)
         while ended != {first.key, second.key}:
-            ended |= told_within(signals)
+            ended |= told(signals)
         assert launcher.status(first.key).exit_code == 3
 
 
@@ -66,11 +62,11 @@ def test_a_job_that_is_killed_or_removed_has_ended(launcher, job, place_of, tmp_
             launcher._engine.api.kill(killed.key)
         else:
             os.killpg(int((tmp_path / killed.key / "group").read_text()), signal.SIGKILL)
-        assert told_within(signals) == {killed.key}
+        assert told(signals) == {killed.key}
         signals.forget(killed.key)  # an engine may tell of it once more
         signals.watch(removed.key)
         launcher.stop(removed.key, grace_s=0)
-        assert told_within(signals) == {removed.key}
+        assert told(signals) == {removed.key}
 
 
 def test_a_place_that_is_gone_is_an_error(launcher, job, place_of, tmp_path):
@@ -83,5 +79,5 @@ def test_a_place_that_is_gone_is_an_error(launcher, job, place_of, tmp_path):
         pytest.raises(LauncherUnreachableError, match="another one"),
         closing(open_signals(place)) as signals,
     ):
-        told_within(signals)
+        told(signals)
     (tmp_path / "mark").write_text(mark)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
+from tests.eventually import wait_for
 from tests.faults.redis_servers import free_port
 from tests.sql_servers import Postgres
 
@@ -54,10 +54,7 @@ class PgBouncer:
             stderr=subprocess.DEVNULL,
         )
         ready = [str(server.programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        deadline = time.monotonic() + 30
-        while subprocess.run(ready, check=False).returncode != 0:
-            assert time.monotonic() < deadline, "pgbouncer did not start"
-            time.sleep(0.05)
+        wait_for(lambda: subprocess.run(ready, check=False).returncode == 0, what="the start of pgbouncer")
 
     @property
     def url(self) -> str:
