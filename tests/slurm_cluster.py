@@ -14,7 +14,7 @@ import pytest
 
 from demo.stack import free_ports
 from tests.eventually import wait_for
-from tests.sql_servers import MariaDB
+from tests.sql_servers import MariaDB, running_sql
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2", "n3", "n4")
@@ -277,11 +277,8 @@ def slurm_with_accounts(tmp_path_factory):
         shutil.which(name, path="/usr/sbin:/usr/bin") for name in (*PROGRAMS, "slurmdbd")
     ):
         pytest.skip("needs Slurm with accounts (Debian: slurm-wlm slurmdbd) and root")
-    if reason := MariaDB.missing():
-        pytest.skip(reason)
-    mariadb = MariaDB()
-    try:
-        with slurm_at(tmp_path_factory.mktemp("accounts"), mariadb=mariadb, kept_s=2) as cluster:
-            yield cluster
-    finally:
-        mariadb.stop()
+    with (
+        running_sql(MariaDB) as mariadb,
+        slurm_at(tmp_path_factory.mktemp("accounts"), mariadb=mariadb, kept_s=2) as cluster,
+    ):
+        yield cluster

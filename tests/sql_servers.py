@@ -11,8 +11,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -254,6 +255,21 @@ class MySQL(MariaDB):
         return [*options, "--mysqlx=OFF", "--skip-log-bin", "--secure-file-priv="]
 
 
+S = TypeVar("S", bound=SqlServer)
+
+
+@contextmanager
+def running_sql(kind: type[S], **options: Any) -> Iterator[S]:
+    """Run a server of that kind; skip the test where there is none."""
+    if missing := kind.missing():
+        pytest.skip(missing)
+    server = kind(**options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 DATABASES = ("postgresql", "mariadb", *(() if MySQL.missing() else ("mysql",)))
 """Servers that tests of all databases ask for by their fixtures; MySQL only where it is."""
 
@@ -277,28 +293,19 @@ def sqlite() -> Iterator[SqliteFiles]:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Postgres]:
     """A PostgreSQL shared by all tests: each needs its own namespace."""
-    if missing := Postgres.missing():
-        pytest.skip(missing)
-    server = Postgres()
-    yield server
-    server.stop()
+    with running_sql(Postgres) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """A MariaDB shared by all tests: each needs its own namespace."""
-    if missing := MariaDB.missing():
-        pytest.skip(missing)
-    server = MariaDB()
-    yield server
-    server.stop()
+    with running_sql(MariaDB) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def mysql() -> Iterator[MySQL]:
     """A MySQL shared by all tests: each needs its own namespace."""
-    if missing := MySQL.missing():
-        pytest.skip(missing)
-    server = MySQL()
-    yield server
-    server.stop()
+    with running_sql(MySQL) as server:
+        yield server

@@ -231,15 +231,17 @@ class Bench(Stack):
             for (_, end, first), (start, _, second) in pairwise(held):
                 assert end < start, f"{owner}: {first} until {end} and {second} from {start}"
 
-    def check_free(self, timeout_s=TTL_S + 30.0):
-        """Assert that all GPUs are free within ttl + 30 s, and that no process of a job is left."""
+    free_within_s = TTL_S + 30.0
+
+    def check_free(self, timeout_s=None):
+        """Assert that all GPUs are free within `free_within_s`, and that no process of a job is left."""
         manager = self.manager
 
         def free():
             manager.expire_and_schedule()
             return not manager.leases() and not manager.queue()
 
-        wait_for(free, timeout_s, "all GPUs free")
+        wait_for(free, timeout_s or self.free_within_s, "all GPUs free")
         seen = len(self.beats())
         time.sleep(4 * BEAT_S)
         assert len(self.beats()) == seen, "a job still runs"

@@ -4,25 +4,20 @@ import pytest
 
 from tests.e2e.bench import Bench, wait_for
 from tests.e2e.test_coming import coming, withdrawn
-from tests.sql_servers import Postgres
+from tests.sql_servers import Postgres, running_sql
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory):
-    if missing := Postgres.missing():
-        pytest.skip(missing)
-    database = Postgres()
-    try:
+    with running_sql(Postgres) as database:
         database.psql("CREATE DATABASE airflow")
         url = f"postgresql+psycopg2://postgres@127.0.0.1:{database.port}/airflow"
         home = tmp_path_factory.mktemp("airflow")
         with Bench(home, AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=url) as bench:
             bench.switch_the_reconciler_on()
             yield bench
-    finally:
-        database.stop()
 
 
 def test_two_thousand_mapped_tasks_are_announced_once_and_leave_nothing_behind(bench):

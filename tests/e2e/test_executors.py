@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.bench import INVENTORY, Bench, wait_for
 from tests.e2e.test_versions import test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it
 from tests.e2e.test_with_gpus import SERVER, all_end_well, begins, kill_the_worker
-from tests.sql_servers import MySQL, Postgres
+from tests.sql_servers import MySQL, Postgres, running_sql
 
 pytestmark = [
     pytest.mark.e2e,
@@ -84,12 +84,9 @@ class Distributed(Bench):
 )
 def airflow(tmp_path_factory, request):
     executors, kind = request.param
-    if missing := kind.missing():
-        pytest.skip(missing)
     if kind is MySQL and not find_spec("MySQLdb"):
         pytest.skip("Airflow needs mysqlclient for MySQL (make test-airflow WITH=mysqlclient TESTS=…)")
-    database = kind()
-    try:
+    with running_sql(kind) as database:
         ask = database.psql if kind is Postgres else database.sql
         ask("CREATE DATABASE airflow" + ("" if kind is Postgres else " CHARACTER SET utf8mb4"))
         url = f"{DRIVERS[kind]}@127.0.0.1:{database.port}/airflow"
@@ -99,8 +96,6 @@ def airflow(tmp_path_factory, request):
         if "CeleryExecutor" in bench.executors:
             log = (bench.home / "CeleryExecutor.log").read_text()
             assert re.search(r"Task execute_workload\S* succeeded", log)
-    finally:
-        database.stop()
 
 
 def test_an_operator_whose_worker_is_killed_runs_again_or_the_one_that_waits_does(bench):

@@ -56,20 +56,9 @@ def airflow(tmp_path_factory, servers):
         "TORCHRUN": str(Path(os.environ.get("TEST_TORCH_VENV", "/nowhere")) / "bin" / "torchrun"),
     }
     with Bench(tmp_path_factory.mktemp("airflow"), servers=inventory, **settings) as bench:
+        bench.free_within_s = 120.0
         bench.switch_the_reconciler_on()
         yield bench
-
-
-@pytest.fixture
-def bench(airflow):
-    """Stack with all GPUs free; after the test, also a failed one, the ledger is checked."""
-    airflow.check_free()
-    yield airflow
-    for run in airflow.runs:
-        run.finish()
-    airflow.runs.clear()
-    airflow.check_free(120.0)
-    airflow.check_ledger()
 
 
 def members(run):

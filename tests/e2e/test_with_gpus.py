@@ -14,7 +14,7 @@ from tests.e2e import pool_dag
 from tests.e2e.bench import Bench, wait_for
 from tests.e2e.servers import ssh_server
 from tests.e2e.test_faults import needs_docker
-from tests.sql_servers import Postgres
+from tests.sql_servers import Postgres, running_sql
 
 __all__ = ["ssh_server"]
 
@@ -37,14 +37,9 @@ SERVERS += SERVER.replace("{kind}", "docker") + 'address = "{docker}"\n'
 @pytest.fixture(scope="module")
 def database():
     """URL of a database for Airflow: SQLite is locked for too long with so many tasks at once."""
-    if missing := Postgres.missing():
-        pytest.skip(missing)
-    server = Postgres()
-    try:
+    with running_sql(Postgres) as server:
         server.psql("CREATE DATABASE airflow")
         yield f"postgresql+psycopg2://postgres@127.0.0.1:{server.port}/airflow"
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,14 @@ from resource_manager.storage.backup import restore, write_backup
 from tests.builders import Clock
 from tests.redis_server import RedisServer
 from tests.rest.test_roles import HEALTH
-from tests.sql_servers import Postgres
+from tests.sql_servers import Postgres, running_sql
 
 
 @pytest.fixture
 def own_postgresql() -> Iterator[Postgres]:
     """A PostgreSQL for one test, which may stop it."""
-    if missing := Postgres.missing():
-        pytest.skip(missing)
-    server = Postgres()
-    yield server
-    server.stop()
+    with running_sql(Postgres) as server:
+        yield server
 
 
 def damage(file: Path) -> None:

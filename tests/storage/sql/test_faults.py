@@ -48,7 +48,7 @@ from tests.builders import granted_lease
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
 from tests.small_disk import small_disk_at
-from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
+from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer, running_sql
 from tests.storage import test_contract
 from tests.storage.conftest import OpenStore
 from tests.storage.sql.servers import PgBouncer, Standby
@@ -71,19 +71,15 @@ def shared(request: pytest.FixtureRequest) -> SqlServer:
 @pytest.fixture(params=DATABASES)
 def own(request: pytest.FixtureRequest) -> Iterator[SqlServer]:
     """A server for one test, which may break it."""
-    request.getfixturevalue(request.param)  # or the reason why there is none
-    server = {"postgresql": Postgres, "mariadb": MariaDB, "mysql": MySQL}[request.param]()
-    yield server
-    server.stop()
+    kinds: dict[str, type[SqlServer]] = {"postgresql": Postgres, "mariadb": MariaDB, "mysql": MySQL}
+    with running_sql(kinds[request.param]) as server:
+        yield server
 
 
 @pytest.fixture
 def primary() -> Iterator[Postgres]:
-    if missing := Postgres.missing():
-        pytest.skip(missing)
-    server = Postgres(options="-c wal_level=replica -c max_wal_senders=4")
-    yield server
-    server.stop()
+    with running_sql(Postgres, options="-c wal_level=replica -c max_wal_senders=4") as server:
+        yield server
 
 
 def one_line(error: BaseException) -> str:
