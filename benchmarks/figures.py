@@ -36,8 +36,9 @@ INTRODUCTION = """\
 <!-- Written by `make figures` from benchmarks/results.json: do not edit. -->
 
 Every figure of speed that this project states is on this page, with the date, the machine and the command
-that measured it. `make figures` measures them again; `make figures FIGURES="core service"` measures some.
-Clients, Redis and service share one machine. A target is the limit that the project set itself.
+that measured it. What [a flood](security.md#what-do-others-feel-of-a-flood) costs others stands apart.
+`make figures` measures them again; `make figures FIGURES="core service"` measures some. Clients, Redis and
+service share one machine. A target is the limit that the project set itself.
 
 ## Targets
 
