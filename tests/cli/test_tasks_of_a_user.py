@@ -35,6 +35,7 @@ ON_SCREEN = {
     "which team wasted most in the last week": ["nlp wasted most: 8.0 of 22.0 GPU-hours (8.0 failed)"],
     "take one GPU for an hour": ["GPU 7 and 1 CPU of gpu-"],
     "close one GPU": ["gpu-a: GPU 7 drained"],
+    "open it again": ["gpu-a: GPU 7 takes leases again"],
 }
 """Words of the answer to each task."""
 
@@ -42,8 +43,7 @@ ON_SCREEN = {
 def table() -> list[tuple[str, str]]:
     """Return the tasks of the page and their commands."""
     text = (ROOT / "docs/command-line.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| `gpu-manager ([^`]+)` \|$", text, re.MULTILINE)
-    return [(task, command) for task, command in rows if task in ON_SCREEN]
+    return re.findall(r"^\| ([^|]+) \| `gpu-manager ([^`]+)` \|$", text, re.MULTILINE)
 
 
 @pytest.fixture
