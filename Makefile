@@ -15,15 +15,17 @@ STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum 
 
 install: $(STAMP)
 
-$(STAMP):
+$(BIN)/uv:
 	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(STAMP): | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r $(LOCK)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-lock:
+lock: | $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate \
 		--generate-hashes --extra all --extra test pyproject.toml -o $(LOCK)
 
@@ -45,7 +47,7 @@ SMOKE := tests/rest/test_original.py tests/rest/test_demand.py tests/simulator/t
 QUICK := tests/core tests/scheduling tests/storage tests/manager tests/test_architecture.py tests/test_settings.py \
 	tests/test_public_api.py $(SMOKE)
 quick: install
-	$(PYTEST) $(PARALLEL) -m "not e2e and not slow and not thorough" -k "not system_redis and not limited and not postgresql and not mariadb" \
+	$(PYTEST) $(PARALLEL) -m "not e2e and not slow and not thorough" -k "not system_redis and not limited and not postgresql and not mariadb and not mysql" \
 		--ignore tests/storage/sql/test_faults.py $(QUICK)
 
 # On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses. Each process runs
@@ -88,8 +90,8 @@ test-python: install
 	$(OTHER_PIP) uv --editable ".[all,test]"
 	$(OTHER_PYTEST) $(PARALLEL) -m "$(SELECT)" $(TESTS)
 
-# Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
-# are not part of the pinned environment.
+# Which bugs in the core would no quick test notice? Hours of one core; see docs/contributing/mutation-tests.md. Its tools are
+# not part of the pinned environment.
 mutants: install
 	test -x $(VENV)-mutants/bin/python || $(BIN)/python -m venv $(VENV)-mutants
 	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
