@@ -1,4 +1,4 @@
-"""`gpu-manager bench`: what keeps it from measuring is one line."""
+"""`gpu-manager bench`: it measures, and what keeps it from measuring is one line."""
 
 from __future__ import annotations
 
@@ -84,3 +84,16 @@ def test_a_benchmark_that_is_told_to_end_ends_what_it_started(
     monkeypatch.setattr(measured, "run", run)
     done = CliRunner().invoke(main, ["bench", *option])
     assert (done.exit_code, ended) == (143, ["its service"])
+
+
+def test_one_client_is_measured_at_a_service_of_its_own() -> None:
+    with store.redis_server(None) as redis, service.serving(redis, 4) as (url, tokens):
+        assert service.one_client(url, tokens[0], 0.1)["allocations"] > 0
+
+
+@pytest.mark.e2e
+def test_the_benchmark_of_the_service_runs_without_errors() -> None:
+    results = service.run(seconds=0.3, servers=50)
+    assert results["clients"]["errors"] == 0
+    assert results["one_client"]["allocations"] > 0
+    assert results["many_servers"]["status_ms"] > 0

@@ -1,4 +1,4 @@
-"""Roles and limits in the documentation, compared with the code."""
+"""Roles and limits on the page of the service, compared with the code."""
 
 from __future__ import annotations
 
