@@ -70,8 +70,9 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import Sighting
 from tests.eventually import wait_for
+from tests.forked import in_child
 from tests.storage.conftest import STORES, OpenStore, TakeDump
-from tests.storage.walk import Walk, add, add_in_child, first_state, granted, servers, started
+from tests.storage.walk import Walk, add, first_state, granted, servers, started
 
 IN_ONE_PROCESS = {"memory", "fakeredis", "variable", "airflow"}
 """Stores whose state a forked child would have of its own, and Airflow, which does not expect one."""
@@ -492,7 +493,12 @@ def test_a_forked_child_uses_the_store_of_its_parent(open_client: OpenStore) -> 
     lock = store.lock()
     assert lock.acquire(1)
     lock.release()
-    add_in_child(store, cluster, "child")
+
+    def work() -> int:
+        add(store, cluster, "child")
+        return 0
+
+    assert in_child(work) == 0
     with pytest.raises(StaleStateError):
         add(store, cluster, "parent")
     assert [lease.lease_id for lease in fresh(store).leases] == ["child"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from dataclasses import replace
@@ -90,18 +89,6 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
         break
     cluster.apply(change)
     store.tidy_up(cluster)
-
-
-def add_in_child(store: Store, cluster: ClusterState, task_id: str) -> None:
-    """Do that in a forked child; the parent's replica stays as it is."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            add(store, cluster, task_id)
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 STEPS = (
