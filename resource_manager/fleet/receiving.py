@@ -103,12 +103,12 @@ class ReportReceiver:
 
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
-        self.marks.hear(report.generation)
         with self._turns[hash(report.server) % TURNS]:
             return self._receive(report)
 
     def _receive(self, report: Report) -> ReportAnswer:
         before, read_at = self._record_before(report)
+        self.marks.hear(report.generation, f"the agent of {report.server}")
         elsewhere = self._records_elsewhere(report.server, before)
         judged: list[Judgement] = []
         """The judgements of the report; the last one is of the state on which it was committed."""

@@ -211,16 +211,17 @@ class Administration:
         self._commits.run(with_grants, lambda cluster, now: None)
         return made
 
-    def distrust(self, mark: Mark) -> str:
+    def distrust(self, mark: Mark, seen_by: str = "") -> str:
         """Grant nothing, as the state lacks the change of that mark; close its servers for all. Return why.
 
-        Ends with `trust`; the servers open with the state that `store restore` or a reset puts in its place.
+        `seen_by` says who told that mark, if that is known. Ends with `trust`; the servers open with the
+        state that `store restore` or a reset puts in its place.
         """
         newest = in_utc(mark.at)
         why = (
-            f"the state in the store is {OUTDATED}{newest} (version {mark.version}) that a service, its "
-            "archive or an agent has seen: gpu-manager store restore FILE of the newest backup, or "
-            "gpu-manager reset if no job runs"
+            f"the state in the store is {OUTDATED}{newest} (version {mark.version}) that "
+            f"{seen_by or 'a service, its archive or an agent'} has seen: gpu-manager store restore FILE of "
+            "the newest backup, or gpu-manager reset if no job runs"
         )
         self._commits.distrusted = misconfigured(why)
 

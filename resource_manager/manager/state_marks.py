@@ -34,6 +34,7 @@ class StateMarks:
         self._lock = threading.Lock()
         self._files: Sequence[Path] = ()
         self._known: Mark | None = None
+        self._seen_by = ""
         self._next: Mark | None = None
         self._next_at = 0.0
         self._is_behind = False
@@ -55,8 +56,8 @@ class StateMarks:
             self._learn(Mark.parse(_read(file)))
         self.check()
 
-    def hear(self, text: str | None) -> None:
-        """Take a mark that somebody else remembers; check the state if it is a newer one.
+    def hear(self, text: str | None, by: str = "") -> None:
+        """Take a mark that somebody else remembers, as `by` says; check the state if it is a newer one.
 
         One of a state that is to begin yet was made up: neither a restore nor a reset would end it.
         """
@@ -64,7 +65,7 @@ class StateMarks:
         if mark is None:
             return
         latest = max(store.now() + JUMP_S, began_at(store.incarnation))
-        if began_at(mark.incarnation) <= latest and self._learn(mark):
+        if began_at(mark.incarnation) <= latest and self._learn(mark, by):
             self.check()
 
     def check(self) -> None:
@@ -80,7 +81,7 @@ class StateMarks:
                 raise
             if known is not None and is_behind(store, version, known):
                 if not self._is_behind:
-                    logger.error("%s", self._manager.distrust(known))
+                    logger.error("%s", self._manager.distrust(known, self._seen_by))
                 self._is_behind = True
                 return
             if self._is_behind:
@@ -94,7 +95,7 @@ class StateMarks:
                 return
             if is_behind(store, version, taken):  # a crash of the store lost that change
                 return
-            self._known = taken
+            self._known, self._seen_by = taken, ""
             for file in self._files:
                 _write(file, str(taken))
 
@@ -103,13 +104,13 @@ class StateMarks:
         with GPUResourceManager(self._manager.settings) as begun:
             version = begun.read(lambda cluster, now: cluster.version)
             if self._known is not None and is_behind(begun.store, version, self._known):
-                begun.distrust(self._known)
+                begun.distrust(self._known, self._seen_by)
 
-    def _learn(self, mark: Mark | None) -> bool:
+    def _learn(self, mark: Mark | None, by: str = "") -> bool:
         with self._lock:
             if mark is None or (self._known is not None and mark <= self._known):
                 return False
-            self._known = mark
+            self._known, self._seen_by = mark, by
             return True
 
 

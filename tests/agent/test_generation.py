@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from resource_manager.agent.generation import KnownGeneration, mark_file, state_folder
+from resource_manager.agent.report_format import ReportError
 from resource_manager.agent.sending import OLDER, run_agent
 from resource_manager.core.models import RUNS_JOBS
 from resource_manager.core.refusal import RefusalKind
@@ -105,11 +106,16 @@ def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older
     service: Service,
 ) -> None:
     service.report(gpu(0), gpu(1))
-    service.report(gpu(0), gpu(1), generation=newer_than(service.manager.store))
+    newer = newer_than(service.manager.store)
+    with pytest.raises(ReportError, match="older than the last one"):  # of another machine, or sent again
+        service.report(gpu(0), gpu(1), after_s=-1.0, generation=newer)
+    service.receiver.marks.check()
+    assert not service.receiver.marks.is_behind
+    service.report(gpu(0), gpu(1), generation=newer)
     refused = service.manager.allocate("t", 1)
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.MISCONFIGURED
-    assert "store restore" in refused.detail
+    assert "that the agent of gpu-a has seen: gpu-manager store restore" in refused.detail
 
 
 def test_a_service_on_an_older_state_has_no_job_ended_that_it_lacks_and_none_begun(tmp_path: Path) -> None:
