@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from resource_manager.jobs.directories import ending
 from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError
 from resource_manager.jobs.launchers.local import LocalLauncher
-from tests.eventually import wait_for, wait_until_ended
+from tests.eventually import processes_of_command, wait_for, wait_until_ended
 from tests.jobs.launchers.test_terminal import attended_source
 
 SLEEP = f"sleep 63.{os.getpid()}"
@@ -37,13 +38,7 @@ LEAVES = shlex.join(
 IN_GROUPS = ["local", "agent", pytest.param("ssh", marks=pytest.mark.e2e)]
 
 
-def sleepers() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.cmdline() == SLEEP.split() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+sleepers = partial(processes_of_command, SLEEP)
 
 
 @pytest.mark.parametrize("launcher", IN_GROUPS, indirect=True)
