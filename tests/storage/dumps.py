@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 import redis
 
+from resource_manager.storage import SQL_SCHEMES
 from resource_manager.storage.sql.database import Database
 from tests.sql_servers import Postgres
 
@@ -18,7 +19,11 @@ STATE_TABLES = ("state", "snapshot", "change")
 
 
 def fail_over(url: str) -> None:
-    """Have another server process hold the namespace, as after a fail-over of Redis."""
+    """Have another server hold the namespace, as after a fail-over of a Redis, or of a database."""
+    if url.partition("://")[0] in SQL_SCHEMES:
+        with closing(Database(url)) as database:
+            database.change("UPDATE {state} SET server = 'another' WHERE namespace = :namespace")
+        return
     address, _, namespace = url.partition("?namespace=")
     with closing(redis.Redis.from_url(address)) as client:
         client.hset(f"{{{namespace}}}:meta", "server", "another")

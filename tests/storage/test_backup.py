@@ -284,16 +284,15 @@ def test_a_state_that_went_on_is_given_up_only_by_force(store: Store, tmp_path: 
 
 
 def test_a_closed_state_is_taken_back_after_a_fail_over_of_its_store(
-    request: pytest.FixtureRequest, opened: ExitStack, tmp_path: Path
+    store: Store, url: str, tmp_path: Path
 ) -> None:
     """Its version jumps, though it takes no change."""
-    url = url_of(request, "embedded_redis")
-    store = opened.enter_context(closing(open_store(url)))
     add(store, started(store), "a")
     earlier = backup_of(store, tmp_path)
     add(store, cluster_of(store), "b")
     final = backup_of(store, tmp_path, "gone")
     fail_over(url)
+    assert cluster_of(store).version > final.snapshot.version
     with pytest.raises(BackupRefusedError, match="--force gives it up"):
         restore(store, earlier)
     assert restore(store, final).unsearched == ()
