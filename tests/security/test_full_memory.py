@@ -122,6 +122,16 @@ def test_a_lease_whose_request_waits_again_ends_with_full_memory(server: RedisSe
             manager.submit("new", 8, 1)
 
 
+def test_with_full_memory_a_request_takes_the_place_of_a_lease_only(server: RedisServer) -> None:
+    store = RedisStore(RedisClient.from_url(server.url))
+    version, now = started(store).version, store.now()
+    waits = Queued(Request("w", 8), now, 1, now)
+    store.commit(version, [waits], now=now)
+    fill(server)
+    with pytest.raises(StoreFullError):
+        store.commit(version + 1, [Cancelled("w", now), waits], now=store.now())
+
+
 def test_a_jump_of_the_clock_pauses_grants_for_all_with_full_memory(server: RedisServer) -> None:
     with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
         manager.allocate_resources("t", 8, 1)
