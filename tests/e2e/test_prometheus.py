@@ -81,8 +81,9 @@ def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
 
 
 def scraped(client: httpx.Client) -> bool:
-    try:
-        return [entry["value"][1] for entry in query(client, 'up{job="gpu-manager"}')] == ["1"]
+    try:  # it answers 503 while it reads its data
+        is_ready = client.get("/-/ready").is_success
+        return is_ready and [row["value"][1] for row in query(client, 'up{job="gpu-manager"}')] == ["1"]
     except httpx.TransportError:
         return False
 
