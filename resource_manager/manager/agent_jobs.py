@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol
 
 from typing_extensions import TypedDict
 
@@ -48,13 +48,15 @@ class AgentSilentError(ResourceManagerError):
 class AgentState(TypedDict):
     """What the agent of a server last said of its jobs: where they are, and of each what is known, by key.
 
-    `place` is None for an agent that runs none. `is_silent`: it has not reported for several intervals.
+    `place` is None for an agent that runs none. `is_silent`: it has not reported for several intervals, and
+    `has_reported` then, whether it did within a week.
     """
 
     server: str
     place: dict[str, str] | None
     runs: dict[str, dict[str, Any]]
     is_silent: bool
+    has_reported: NotRequired[bool]
 
 
 class AgentService(Protocol):
@@ -219,12 +221,15 @@ def _is_number(value: object, most: int) -> bool:
 def state_of_agent(store: Store, server: str) -> AgentState:
     """Return what the agent of a server last said of its jobs."""
     text = store.reports.reports([server]).get(server)
-    report = {} if text is None else json.loads(text)
+    if text is None:
+        has_reported = server in store.reports.records([server])
+        return {"server": server, "place": None, "runs": {}, "is_silent": True, "has_reported": has_reported}
+    report = json.loads(text)
     return {
         "server": server,
         "place": report.get("place"),
         "runs": {run["key"]: run for run in report.get("runs") or ()},
-        "is_silent": text is None,
+        "is_silent": False,
     }
 
 

@@ -32,13 +32,14 @@ from resource_manager.jobs.launchers.directory_launcher import (
     status_of,
 )
 from resource_manager.manager.agent_jobs import (
+    STARTS,
     UNKNOWN_RUN,
     AgentSilentError,
     AgentState,
     is_there,
     opened_service,
 )
-from resource_manager.manager.patience import patiently
+from resource_manager.manager.patience import ASK_AGAIN_S, patiently
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class AgentLauncher:
 
     def prepare(self, job: Job) -> JobPlace:
         check_image("agent", job)
-        place = _once_there_is_room(self._awaited_state)["place"]
+        place = _once_there_is_room(lambda: self._state(ANSWER_TIMEOUT_S))["place"]
         assert place is not None
         run = self._ordered(job.key, "prepare", spec=spec_of(job))
         self._place = JobPlace("agent", self.server, **place, walls=run["walls"])
@@ -75,7 +76,6 @@ class AgentLauncher:
 
     def start(self, job: Job) -> bool:
         check_image("agent", job)
-        _once_there_is_room(self._awaited_state)
         run = self._ordered(job.key, "run", spec=spec_of(job))
         return bool(run["began"])
 
@@ -111,14 +111,19 @@ class AgentLauncher:
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _state(self) -> AgentState:
-        """Return what the agent said last; raises `LauncherUnreachableError` if that is not of now."""
-        state = _answer_of(lambda: opened_service().agent_state(self.server))
+    def _state(self, wait_s: float = 0.0) -> AgentState:
+        """Return what the agent said last; raises `LauncherUnreachableError` if that is not of now.
+
+        A report that is late is waited for so long: on a busy service one may take longer than it lives.
+        """
+        ends_at = time.monotonic() + wait_s
+        while (state := _answer_of(lambda: opened_service().agent_state(self.server)))["is_silent"]:
+            if time.monotonic() >= ends_at or not state.get("has_reported"):
+                raise LauncherUnreachableError(
+                    f"the agent of {self.server} is silent: what it runs is unknown"
+                ) from AgentSilentError()
+            time.sleep(ASK_AGAIN_S)
         place = state["place"]
-        if state["is_silent"]:
-            raise LauncherUnreachableError(
-                f"the agent of {self.server} is silent: what it runs is unknown"
-            ) from AgentSilentError()
         if place is None:  # a job that is placed was begun by another agent there, and may go on
             raise (LauncherUnreachableError if self._place.machine else LauncherError)(
                 f"the agent of {self.server} runs no jobs: start gpu-manager agent --run-jobs there, or set "
@@ -131,12 +136,8 @@ class AgentLauncher:
             )
         return state
 
-    def _awaited_state(self) -> AgentState:
-        """Return the state of an agent that may start something: a report that is late is waited for."""
-        return patiently(self._state, ANSWER_TIMEOUT_S, may_pass=_is_silence)
-
-    def _run(self, key: str) -> Mapping[str, Any]:
-        run = self._state()["runs"].get(key, ABSENT)
+    def _run(self, key: str, wait_s: float = 0.0) -> Mapping[str, Any]:
+        run = self._state(wait_s)["runs"].get(key, ABSENT)
         if run == UNKNOWN_RUN:
             raise LauncherUnreachableError(
                 f"job {key} of {self.server} is unknown to this caller: its owner or an operator may ask"
@@ -160,11 +161,12 @@ class AgentLauncher:
     def _ordered_once(self, key: str, want: str, *, grace_s: float = 0.0, **order: Any) -> Mapping[str, Any]:
         """Order something; a later order for the same thing, by another process, does as well."""
         failed = failure(want, key, self.server)
-        self._state()
+        wait_s = ANSWER_TIMEOUT_S if want in STARTS else 0.0
+        self._state(wait_s)
         asked = {**order, "want": want, "grace_s": grace_s}
         number = _answer_of(lambda: opened_service().order_job(self.server, key, asked))
         ends_at, pause_s = time.monotonic() + ANSWER_TIMEOUT_S + grace_s, LOOK_S
-        while (run := self._run(key)).get("n") is None or run["n"] < number:
+        while (run := self._run(key, wait_s)).get("n") is None or run["n"] < number:
             if time.monotonic() > ends_at:
                 raise LauncherUnreachableError(f"{failed}: its agent does not answer")
             time.sleep(pause_s)
@@ -181,10 +183,6 @@ class AgentLauncher:
 def _once_there_is_room(call: Callable[[], T]) -> T:
     """Return what a call gives, made again while its service has too many calls of this caller."""
     return patiently(call, BUSY_S, may_pass=lambda error: is_outage(error, BusyError))
-
-
-def _is_silence(error: ResourceManagerError) -> bool:
-    return isinstance(error.__cause__, AgentSilentError)
 
 
 def _answer_of(call: Callable[[], T]) -> T:

@@ -84,26 +84,35 @@ class LateBoard(Board):
     """Service that has no report of the agent at the first two looks."""
 
     looks = 0
+    has_reported = True
 
     def agent_state(self, server: str) -> Any:
         self.looks += 1
         state = super().agent_state(server)
-        return {**state, "is_silent": True, "runs": {}} if self.looks < 3 else state
+        silent = {"is_silent": True, "has_reported": self.has_reported, "runs": {}}
+        return {**state, **silent} if self.looks < 3 else state
 
 
-@pytest.mark.parametrize("waits", [True, False])
 def test_a_job_begins_once_a_late_report_of_the_agent_has_come(
-    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(agent, "ASK_AGAIN_S", 0.0)
     board, job = LateBoard(str(tmp_path)), Job("late-1", ("true",))
     note_opened(board)
-    if waits:
-        AgentLauncher(JobPlace("agent", "here")).prepare(job)
-        board.looks = 0
-        assert AgentLauncher(JobPlace("agent", "here")).start(job)
-    else:
-        monkeypatch.setattr(agent, "ANSWER_TIMEOUT_S", -1.0)
-        with pytest.raises(LauncherUnreachableError, match="the agent of here is silent"):
-            AgentLauncher(JobPlace("agent", "here")).prepare(job)
+    AgentLauncher(JobPlace("agent", "here")).prepare(job)
+    board.looks = 0
+    assert AgentLauncher(JobPlace("agent", "here")).start(job)
+    board.jobs.close()
+
+
+@pytest.mark.parametrize(("has_reported", "timeout_s"), [(True, 0.0), (False, 600.0)])
+def test_no_job_begins_where_no_report_of_the_agent_comes(
+    has_reported: bool, timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "ANSWER_TIMEOUT_S", timeout_s)
+    board = LateBoard(str(tmp_path))
+    board.has_reported = has_reported
+    note_opened(board)
+    with pytest.raises(LauncherUnreachableError, match="the agent of here is silent"):
+        AgentLauncher(JobPlace("agent", "here")).prepare(Job("late-2", ("true",)))
     board.jobs.close()
