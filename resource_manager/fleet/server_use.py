@@ -17,9 +17,10 @@ from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_leases
 from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.queries import Queries
+from resource_manager.manager.results import answer_of
 from resource_manager.manager.serializers import walls_in_words
 from resource_manager.manager.server_views import closed_because, server_state
-from resource_manager.manager.use_results import GpuUse, ServerUse
+from resource_manager.manager.use_results import GpuFinding, GpuProcess, GpuUse, ServerUse
 from resource_manager.scheduling.accounting.gpu_hours import Measure, measure_of
 from resource_manager.storage.base import Store
 
@@ -177,23 +178,10 @@ def _gpu_use(
         ],
         "processes": None
         if report is None or report.processes is None
-        else [
-            {
-                "pid": process.pid,
-                "user": process.user,
-                "command": process.command,
-                "memory_mib": process.memory_mib,
-                "lease_id": process.lease_id,
-                "rogue": process.pid in rogue,
-            }
-            for process in report.processes
-        ],
+        else [answer_of(GpuProcess, each, rogue=each.pid in rogue) for each in report.processes],
         "health": []
         if report is None
-        else [
-            {"condition": each.condition, "action": str(each.action), "text": each.text, "todo": each.todo}
-            for each in findings(report, table)
-        ],
+        else [answer_of(GpuFinding, each, action=str(each.action)) for each in findings(report, table)],
         "closed": "" if closed is None else closed.reason,
         "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),

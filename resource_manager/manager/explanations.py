@@ -8,7 +8,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import listed, name_of
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
-from resource_manager.manager.results import Explanation, Quotes, ServerVerdict
+from resource_manager.manager.results import Explanation, Quotes, ServerVerdict, answer_of
 from resource_manager.manager.serializers import member_view, sharing_in_words
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import Members, select_members
@@ -78,14 +78,8 @@ def explanation(
 
 def verdict(answer: Verdict, request: Request, score: int | None = None) -> ServerVerdict:
     """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
-    return {
-        "server_id": answer.server_id,
-        "server_name": answer.node,
-        "fits": answer.fits,
-        "could_fit": answer.could_fit,
-        "reasons": reasons_of(answer.reasons, request),
-        "score": score,
-    }
+    reasons = reasons_of(answer.reasons, request)
+    return answer_of(ServerVerdict, answer, server_name=answer.node, reasons=reasons, score=score)
 
 
 def quotes(

@@ -7,12 +7,21 @@ from typing import (
     Any,
     Literal,
     NotRequired,  # typing's own is not read by pydantic before 3.12
+    TypeVar,
+    cast,
 )
 
 from typing_extensions import TypedDict
 
 from resource_manager.core.models import Amount
 from resource_manager.manager.cluster_results import ServerSummary
+
+T = TypeVar("T")
+
+
+def answer_of(kind: type[T], thing: object, **more: Any) -> T:
+    """Return an answer of that kind: each of its keys from `more`, else from the attribute of that name."""
+    return cast("T", {key: more[key] if key in more else getattr(thing, key) for key in kind.__annotations__})
 
 
 class ReleaseResult(StrEnum):

@@ -9,7 +9,7 @@ from typing import Any
 from resource_manager.core import lease_limits
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, JobPlace, Lease, Node, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, name_of, short, short_id
 from resource_manager.manager import results
@@ -59,7 +59,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> results.Allocation:
         "until": None if lease.preempt_until == math.inf else lease.preempt_until,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
-        "job_places": [_place(place) for place in lease.places],
+        "job_places": [results.answer_of(results.Place, place) for place in lease.places],
         "revoked": lease.revoked,
         "reason": _reason(cluster, lease),
         "members": members,
@@ -98,19 +98,6 @@ def quarantine_in_words(lease: Lease) -> str:
         f"{name_of(lease)} of {owner} {why}, and {where} may still run: stop it, or release it with "
         "--gone once it is known to be gone"
     )
-
-
-def _place(place: JobPlace) -> results.Place:
-    return {
-        "launcher": place.launcher,
-        "address": place.address,
-        "conn_id": place.conn_id,
-        "machine": place.machine,
-        "folder": place.folder,
-        "mark": place.mark,
-        "user": place.user,
-        "walls": place.walls,
-    }
 
 
 def member_view(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> results.Member:
@@ -218,17 +205,9 @@ def estimate(start: Start, confidence: str = "few data") -> results.ExpectedStar
     """
     if start.why is not None:
         start = Start(None, why=start.why, plays=start.plays)
-    return {
-        "at": start.at,
-        "earliest": start.earliest,
-        "latest": start.latest,
-        "after": start.after,
-        "plays": start.plays,
-        "ends_by": start.ends_by,
-        "server_name": start.node,
-        "confidence": "unknown" if start.at is None else confidence,
-        "detail": detail_of(start.why),
-    }
+    confidence = "unknown" if start.at is None else confidence
+    more = {"server_name": start.node, "confidence": confidence, "detail": detail_of(start.why)}
+    return results.answer_of(results.ExpectedStart, start, **more)
 
 
 def coming(arrival: Arrival) -> results.ComingDemand:

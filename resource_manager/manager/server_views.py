@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Amount
-from resource_manager.core.node_state import Cleaning, NodeState
+from resource_manager.core.node_state import NodeState
 from resource_manager.manager.cluster_results import CleaningGpu, ClosedGpu, ServerSummary
-from resource_manager.manager.results import Summary
+from resource_manager.manager.results import Summary, answer_of
 from resource_manager.manager.server_words import silence_of
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
 
@@ -96,28 +95,6 @@ def _usage(state: NodeState, unused: Amount, total: Amount, withheld: Amount = 0
     return Usage(0, unused + withheld, total)
 
 
-def _closed_gpu(closed: GpuClosed) -> ClosedGpu:
-    return {
-        "gpu_id": closed.gpu_id,
-        "uuid": closed.uuid,
-        "reason": closed.reason,
-        "closed_at": closed.at,
-        "closed_by": closed.by,
-        "stop": closed.stop,
-    }
-
-
-def _cleaning_gpu(entry: Cleaning) -> CleaningGpu:
-    return {
-        "gpu_id": entry.gpu_id,
-        "task_id": entry.lease_id,
-        "name": entry.name,
-        "fencing_token": entry.fencing_token,
-        "gpu_milli": entry.milli,
-        "since": entry.since,
-    }
-
-
 def server(state: NodeState) -> ServerSummary:
     """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
 
@@ -152,8 +129,14 @@ def server(state: NodeState) -> ServerSummary:
         },
         "watched": state.watched,
         "silent_since": None if state.silent is None else state.silent.since,
-        "gpus_closed": [_closed_gpu(each) for _, each in sorted(state.closed_gpus.items())],
-        "gpus_cleaning": [_cleaning_gpu(each) for _, each in sorted(state.cleaning.items())],
+        "gpus_closed": [
+            answer_of(ClosedGpu, each, closed_at=each.at, closed_by=each.by)
+            for _, each in sorted(state.closed_gpus.items())
+        ],
+        "gpus_cleaning": [
+            answer_of(CleaningGpu, each, task_id=each.lease_id, gpu_milli=each.milli)
+            for _, each in sorted(state.cleaning.items())
+        ],
     }
 
 

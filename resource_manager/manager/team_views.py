@@ -14,6 +14,7 @@ from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.cluster_results import TeamsView, TeamView
+from resource_manager.manager.results import answer_of
 from resource_manager.manager.wording import changed_in_words, entries_changed, value_in_words
 
 
@@ -94,28 +95,19 @@ def view(cluster: ClusterState) -> TeamsView:
 
 def _view(account: Account, waiting: int, requested_gpus: int) -> TeamView:
     team = account.team
-    return {
-        "team": team.name,
-        "parent": team.parent or None,
-        "guaranteed": team.guaranteed,
-        "guaranteed_by_type": dict(team.guaranteed_by_type),
-        "limit": team.limit,
-        "weight": team.weight,
-        "max_runtime_s": team.max_runtime_s,
-        "max_gpus_per_owner": team.max_gpus_per_owner,
-        "min_runtime_s": team.min_runtime_s,
-        "idle_below": team.idle_below,
-        "idle_after_s": team.idle_after_s,
-        "idle_action": team.idle_action,
-        "max_priority": team.max_priority,
-        "user": team.user,
-        "allocated": _gpus(account.allocated),
-        "borrowed": _gpus(max(account.allocated - account.guaranteed, 0)),
-        "allocated_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},
-        "allocated_by_owner": {name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
-        "waiting": waiting,
-        "waiting_gpus": _gpus(requested_gpus),
-    }
+    return answer_of(
+        TeamView,
+        team,
+        team=team.name,
+        parent=team.parent or None,
+        guaranteed_by_type=dict(team.guaranteed_by_type),
+        allocated=_gpus(account.allocated),
+        borrowed=_gpus(max(account.allocated - account.guaranteed, 0)),
+        allocated_by_type={name: _gpus(milli) for name, milli in account.by_type.items() if milli},
+        allocated_by_owner={name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
+        waiting=waiting,
+        waiting_gpus=_gpus(requested_gpus),
+    )
 
 
 def _gpus(milli: int) -> Amount:
