@@ -17,6 +17,7 @@ from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, is_hold, name_of, short_id, task_of
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.server_use import KeptReport
+from resource_manager.manager import serializers
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted, times
 from resource_manager.manager.server_views import Usage, closed_because, cpu_usage, gpu_usage, server_state
@@ -77,51 +78,6 @@ class Maintenance:
     servers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRow:
-    server_id: int
-    name: str
-    state: str
-    reason: str
-    maintenance: Maintenance | None
-    cells: list[Cell]
-    gpus: Usage
-    cpus: Usage
-    tasks: int
-    types: str
-    address: str
-    is_open: bool
-    retired: bool
-
-    @property
-    def cpus_tenths(self) -> int:
-        """Used CPUs in tenths of all."""
-        return _tenths(self.cpus.used / self.cpus.total) if self.cpus.total else 0
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    task_id: str
-    name: str
-    short_id: str
-    server: str
-    gpus: str
-    uuids: str
-    cpus: str
-    owner: str
-    team: str
-    granted_at: float
-    expires_at: float | None
-    fencing_token: int
-    quarantined: bool
-    preempting: bool
-    colour: str
-    link: str | None
-    may_end: bool
-    has_job: bool
-    is_hold: bool
-
-
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
     """Return the colours of leases, unique among all leases, or among `shown` if there are too many."""
     return _colours_of_all(cluster) if len(cluster.leases) <= 2 * colours.HALF else _colours(cluster, shown)
@@ -150,7 +106,8 @@ def css_classes(colour: Colour) -> str:
     return f"held h{colour.hue} v{colour.level}" + (" pale" if colour.pale else "")
 
 
-def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[ServerRow]:
+def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[dict[str, Any]]:
+    """Return what the templates show of servers."""
     states = list(states)
     found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
     windows = {name: window for window in coming_maintenance(cluster, now)[::-1] for name in window.servers}
@@ -167,22 +124,26 @@ def coming_maintenance(cluster: ClusterState, now: float) -> list[Maintenance]:
     return sorted(found, key=lambda window: window.begin)
 
 
-def _server_row(state: NodeState, colours: dict[str, Colour], maintenance: Maintenance | None) -> ServerRow:
-    return ServerRow(
-        state.node.server_id,
-        state.name,
-        server_state(state),
-        closed_because(state),
-        maintenance,
-        _cells(state, colours),
-        gpu_usage(state),
-        cpu_usage(state),
-        len(state.leases),
-        ", ".join(sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type})),
-        state.node.address,
-        state.is_open,
-        state.retired,
-    )
+def _server_row(
+    state: NodeState, colours: dict[str, Colour], maintenance: Maintenance | None
+) -> dict[str, Any]:
+    cpus = cpu_usage(state)
+    return {
+        "server_id": state.node.server_id,
+        "name": state.name,
+        "state": server_state(state),
+        "reason": closed_because(state),
+        "maintenance": maintenance,
+        "cells": _cells(state, colours),
+        "gpus": gpu_usage(state),
+        "cpus": cpus,
+        "cpus_tenths": _tenths(cpus.used / cpus.total) if cpus.total else 0,
+        "tasks": len(state.leases),
+        "types": ", ".join(sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type})),
+        "address": state.node.address,
+        "is_open": state.is_open,
+        "retired": state.retired,
+    }
 
 
 def _cells(state: NodeState, colours: dict[str, Colour]) -> list[Cell]:
@@ -273,15 +234,15 @@ def gpus_asked(request: Request) -> str:
     return times(request.nodes, counted(request.gpus * request.gpu_milli / MILLI_PER_GPU, "GPU"))
 
 
-def show_use(rows: Iterable[ServerRow], reports: Mapping[str, KeptReport]) -> None:
+def show_use(rows: Iterable[Mapping[str, Any]], reports: Mapping[str, KeptReport]) -> None:
     """Give the cells of servers that report their GPUs bars, and the figures in their tooltips."""
     for row in rows:
-        found = reports.get(row.name)
+        found = reports.get(row["name"])
         if found is None or found.report.error is not None:
             continue
         by_uuid = {gpu.uuid: gpu for gpu in found.report.gpus}
         by_index = {gpu.index: gpu for gpu in found.report.gpus}
-        for cell in row.cells:
+        for cell in row["cells"]:
             gpus = [by_uuid.get(uuid) if uuid else by_index.get(gpu_id) for gpu_id, uuid in cell.devices]
             cell.bars = [bars_of(gpu) for gpu in gpus]
             told = [use_in_words(gpu) for gpu in gpus if gpu is not None]
@@ -320,31 +281,22 @@ def level(state: NodeState) -> int:
 
 def lease_row(
     cluster: ClusterState, lease: Lease, colour: Colour, caller: Identity, service: Service
-) -> LeaseRow:
+) -> dict[str, Any]:
+    """Return a lease as an allocation, with what its row in a table shows besides."""
     request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli / MILLI_PER_GPU:.0%} of it)"
     gpu_ids = [cluster.by_name[member.node].gpu_ids_of(member) for member in lease.members]
-    return LeaseRow(
-        lease.lease_id,
-        display_name(lease.lease_id, request.labels),
-        short_id(lease.sequence),
-        ", ".join(dict.fromkeys(member.node for member in lease.members)),
-        "; ".join(ranges(ids) for ids in gpu_ids) + share,
-        ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
-        f"{len(lease.members) * request.resources.get('cpus', 0):g}",
-        request.owner,
-        request.team,
-        lease.granted_at,
-        None if lease.expires_at == math.inf else lease.expires_at,
-        lease.fencing_token,
-        lease.quarantined,
-        bool(lease.preempted_by),
-        css_classes(colour),
-        task_link(request, service),
-        caller.is_operator or request.owner == caller.name,
-        bool(lease.places),
-        is_hold(lease.lease_id, request.labels),
-    )
+    return {
+        **serializers.allocation(cluster, lease),
+        "server": ", ".join(dict.fromkeys(member.node for member in lease.members)),
+        "gpus": "; ".join(ranges(ids) for ids in gpu_ids) + share,
+        "uuids": ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
+        "cpus": f"{len(lease.members) * request.resources.get('cpus', 0):g}",
+        "colour": css_classes(colour),
+        "task_page": task_link(request, service),
+        "may_end": caller.is_operator or request.owner == caller.name,
+        "is_hold": is_hold(lease.lease_id, request.labels),
+    }
 
 
 def task_link(request: Request, service: Service) -> str | None:

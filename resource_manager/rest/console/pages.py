@@ -65,7 +65,7 @@ def servers(service: Service, caller: Identity, query: forms.ServersQuery) -> An
         }
 
     shown = service.watch.read(view)
-    cells.show_use(shown["rows"], _last_reports(service, [row.name for row in shown["rows"]]))
+    cells.show_use(shown["rows"], _last_reports(service, [row["name"] for row in shown["rows"]]))
     return _page("servers.html", service, caller, query=query, **shown)
 
 
@@ -73,12 +73,12 @@ def servers(service: Service, caller: Identity, query: forms.ServersQuery) -> An
 def server_rows(service: Service, caller: Identity, query: forms.RowsQuery) -> Any:
     """Rows of servers."""
 
-    def view(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
+    def view(cluster: ClusterState, now: float) -> tuple[list[dict[str, Any]], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
         return cells.server_rows(cluster, [state for state in known if state is not None], now), now
 
     rows, now = service.watch.read(view)
-    cells.show_use(rows, _last_reports(service, [row.name for row in rows]))
+    cells.show_use(rows, _last_reports(service, [row["name"] for row in rows]))
     return _page("server_rows.html", service, caller, rows=rows, now=now)
 
 
@@ -104,11 +104,11 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
         }
 
     shown = service.watch.read(view)
-    uses = use_of(service.manager, [shown["row"].name])
+    uses = use_of(service.manager, [shown["row"]["name"]])
     if not uses:  # it has left meanwhile
         raise left
     recent = service.recent.newest(service.manager.history, shown["totals"]["version"])
-    changes = health_history(recent, shown["row"].name)
+    changes = health_history(recent, shown["row"]["name"])
     more = {"use": uses[0], "changes": changes, "describe": describe_health}
     return _page("server.html", service, caller, **more, **shown)
 
