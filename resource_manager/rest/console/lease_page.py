@@ -95,9 +95,8 @@ def look_at(service: Service, caller: Identity, name: str, token: int | None = N
         if (lease := newest if token is None else cluster.holding(lease_id, token)) is not None:
             request = lease.request
             colour = cells.colours_of(cluster, [lease])[lease.key]
-            found["lease"] = serializers.allocation(cluster, lease)
+            found["lease"] = cells.lease_row(cluster, lease, colour, caller, service)
             found["walls"] = serializers.walls_in_words(lease)
-            found["row"] = cells.lease_row(cluster, lease, colour, caller, service)
             found["is_remainder"] = bool(lease.ranks)
         elif token is None and lease_id in cluster.pending:
             request = cluster.pending[lease_id].request
