@@ -46,7 +46,8 @@ def attend(
 ) -> int:
     """Run `command` in this process's terminal; return its exit code, 128 + n if signal n ended it.
 
-    `walls` come before it, and the job's environment is set within them.
+    It has the terminal if this process `is_interactive`, else no input from one. `walls` come before it, and
+    the job's environment is set within them.
 
     All its processes end with it, and when this process gets SIGTERM or SIGHUP, as it does when its parent
     dies, or after `ttl_s` (if any) without a `sign` of its caller: then the exit code is 143. Raises
@@ -63,7 +64,7 @@ def attend(
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+    has_terminal = is_interactive()
     directory = job_files.directory_of(root, key)
     refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -79,10 +80,13 @@ def attend(
             job_files.write_file(os.path.join(directory, "group"), str(os.getpid()))
             if job_files.exists(job_files.tombstone_of(root, key)):
                 os._exit(ENDED_CODE)
-            if terminal is not None:
-                os.tcsetpgrp(terminal, os.getpid())
+            if has_terminal:
+                with suppress(OSError):  # another session's, which needs no foreground
+                    os.tcsetpgrp(0, os.getpid())
             for number in TERMINAL_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            for number in () if has_terminal else (signal.SIGTTIN, signal.SIGTTOU):
+                signal.signal(number, signal.SIG_IGN)  # else /dev/tty would stop it, again at each try
 
         try:
             job = subprocess.Popen(
@@ -97,6 +101,7 @@ def attend(
                         "GPU_JOB_LOCK": os.path.join(directory, "lock"),
                     },
                 ),
+                stdin=subprocess.DEVNULL if os.isatty(0) and not has_terminal else None,
                 pass_fds=(lock,),
                 preexec_fn=own_group,
             )
@@ -106,9 +111,9 @@ def attend(
             return 127 if isinstance(error, FileNotFoundError) else 126
     code = _wait(job.pid, woken, os.path.join(directory, job_files.SIGN), ttl_s)
     know_group(directory)  # whose processes are left, though nothing of the job may mark them
-    if terminal is not None:
-        with suppress(OSError):  # the terminal is gone
-            os.tcsetpgrp(terminal, os.getpgrp())
+    if has_terminal:
+        with suppress(OSError):  # the terminal is gone, or another session's
+            os.tcsetpgrp(0, os.getpgrp())
     terminate(root, key)
     if job_files.exists(job_files.tombstone_of(root, key)):
         shutil.rmtree(directory, ignore_errors=True)  # it may have been made after `stop`
@@ -116,6 +121,14 @@ def attend(
         with suppress(OSError):  # another process has just stopped the job
             job_files.write_file(os.path.join(directory, "exit_code"), str(code))
     return code
+
+
+def is_interactive() -> bool:
+    """Return whether input and output are terminals, and no other group of processes has the foreground."""
+    try:
+        return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # another session's: nobody is in the background of it here
+        return True
 
 
 def _wait(process: int, woken: int, sign_path: str, ttl_s: float) -> int:

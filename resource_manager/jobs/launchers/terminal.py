@@ -19,6 +19,7 @@ from typing import Protocol
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.directories import job_files
+from resource_manager.jobs.directories.attending import is_interactive
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.directory_launcher import DirectoryLauncher, before_command
@@ -132,7 +133,8 @@ def attend(
 ) -> subprocess.Popen[bytes]:
     """Start the job, prepared at that place, in this terminal; it ends if this process does.
 
-    It also ends `ttl_s` after the last `sign`, if that is not 0. By the ssh program it has these further
+    It also ends `ttl_s` after the last `sign`, if that is not 0. It gets no input from a terminal unless
+    output goes to one, in whose foreground this process is. By the ssh program it has these further
     options. It begins in `working_dir`, else here in this folder, there at home. The exit code is the job's.
     Raises `LauncherError`.
     """
@@ -158,10 +160,10 @@ def attend(
     if here:
         command = [sys.executable, "-I", "-S", path]
     else:
-        has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         remote = f"exec {shlex.join(['python3', '-I', '-S', path])}"
-        asked = ["-t" if has_terminal else "-T", *SSH_OPTIONS, *options]
-        command = ["ssh", *asked, *destination(place.address), remote]
+        no_input = ["-n"] if os.isatty(0) else []  # else ssh would read what is typed for another program
+        way = ["-t"] if is_interactive() else ["-T", *no_input]
+        command = ["ssh", *way, *SSH_OPTIONS, *options, *destination(place.address), remote]
     try:
         return subprocess.Popen(command)
     except OSError as error:

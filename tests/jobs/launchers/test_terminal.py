@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+import pexpect
 import psutil
 import pytest
 
@@ -181,8 +183,8 @@ def test_a_job_lives_as_long_as_its_caller_gives_signs(launcher):
     launcher.stop("j")
 
 
-def attended_source(root, command, ttl_s, changes=""):
-    """Return a process that attends the job with these changes to `jobs.directories`."""
+def attending_program(root, command, ttl_s, changes=""):
+    """Return a program that attends the job with these changes to `jobs.directories`."""
     call = {
         "root": str(root),
         "key": "j",
@@ -191,8 +193,12 @@ def attended_source(root, command, ttl_s, changes=""):
         "ttl_s": ttl_s,
     }
     known = "from resource_manager.jobs.directories import attending, job_files"
-    program = f"{library_of()}{known}\n{changes}\nraise SystemExit(attend(**{call!r}))"
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
+    return f"{library_of()}{known}\n{changes}\nraise SystemExit(attend(**{call!r}))"
+
+
+def attended_source(*given):
+    """Return a process that attends the job so."""
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", attending_program(*given)])
 
 
 def test_a_job_that_ignores_sigterm_is_gone_when_its_caller_is_silent(tmp_path):
@@ -308,3 +314,95 @@ def test_a_job_is_seen_to_run_from_its_first_moment(tmp_path):
     assert call.wait(60) == 0
     written, own = (tmp_path / "said").read_text().split()
     assert written == own
+
+
+SHELL = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+way, program = sys.argv[1:]
+options = {
+    "behind": {"process_group": 0},
+    "piped": {"stdout": subprocess.PIPE},
+    "of another session": {"start_new_session": True},
+}
+done = subprocess.run([sys.executable, "-c", program], **options.get(way, {}))
+has_it = os.tcgetpgrp(0) == os.getpgrp()
+print((done.stdout or b"").decode(), f"exit code {done.returncode},", "the shell's" if has_it else "lost")
+"""
+"""Shell in a terminal that has a program in front or elsewhere, and says who has the terminal afterwards."""
+
+
+def said_in_a_terminal(way, program):
+    """Return what is said in a terminal whose shell has that program; a line is typed meanwhile."""
+    child = pexpect.spawn(sys.executable, ["-c", SHELL, way, program], timeout=30, encoding="utf-8")
+    try:
+        child.sendline("yes")
+        child.expect(pexpect.EOF)
+        return child.before
+    finally:
+        child.close(force=True)
+
+
+HAS_TERMINAL = """
+import os, sys
+try:
+    has_it = os.tcgetpgrp(2) == os.getpgrp()
+except OSError:
+    has_it = False
+if not (line := sys.stdin.readline()):
+    try:
+        os.read(os.open("/dev/tty", os.O_RDONLY), 1)
+    except OSError as error:
+        line = error.strerror
+print(f"in front: {has_it}, input:", line.strip())
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("in front", "in front: True, input: yes"),
+        ("behind", "in front: False, input: Input/output error"),
+        ("piped", "in front: False, input: Input/output error"),
+        ("of another session", "in front: False, input: yes"),
+    ],
+)
+def test_a_job_has_the_terminal_only_of_a_caller_in_front(tmp_path, way, said):
+    """The shell lost it to a job in the background, and a pager was stopped with its caller."""
+    command = shlex.join([sys.executable, "-c", HAS_TERMINAL])
+    lines = said_in_a_terminal(way, attending_program(tmp_path, command, 0.0)).splitlines()
+    assert [line.strip() for line in lines if line.strip() not in ("yes", "")] == [
+        said,
+        "exit code 0, the shell's",
+    ]
+
+
+BY_SSH = """
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, terminal
+launcher = terminal.open_terminal(JobPlace("terminal", "gpu-a"), False)
+job = Job("j", ("true",))
+raise SystemExit(terminal.attend(launcher.prepare(job), job, False).wait())
+"""
+
+
+def ssh_that(folder, monkeypatch, script):
+    """Have `ssh` be this script of a shell."""
+    program = folder / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [("in front", "-t -o"), ("behind", "-T -n"), ("piped", "-T -n"), ("of another session", "-t -o")],
+)
+def test_the_ssh_program_has_the_terminal_only_of_a_caller_in_front(tmp_path, monkeypatch, way, options):
+    """In the background, to read from it stopped the ssh program, its caller and both their groups."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = f'echo "$*" >> {tmp_path}/calls\nfor last; do :; done\nexec sh -c "$last"'
+    ssh_that(tmp_path, monkeypatch, script)
+    assert "exit code 0, the shell's" in said_in_a_terminal(way, BY_SSH)
+    assert (tmp_path / "calls").read_text().splitlines()[-1].startswith(options)
