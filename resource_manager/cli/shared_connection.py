@@ -19,14 +19,19 @@ LOOK_EVERY_S = 0.05
 CLOSE_S = 1.0
 
 DIES_WITH_ITS_PARENT = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 15)
     if os.getppid() != int(sys.argv[1]):
         raise SystemExit
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Program that becomes the command in its arguments; SIGTERM comes once its parent, named first, is gone."""
+"""Program that becomes the command in its arguments; SIGTERM comes once its parent, named first, is gone.
+
+Ctrl-C or a closed terminal ends it through its parent, which still has to end its job by the connection.
+"""
 
 
 class SharedConnection:

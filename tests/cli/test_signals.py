@@ -20,6 +20,7 @@ import pytest
 from redis import Redis
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted, Signals, ended_in_order
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
@@ -136,6 +137,20 @@ def test_ctrl_c_is_an_interrupt_again_once_a_program_runs(tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "True\n"
+
+
+def test_ctrl_c_and_a_closed_terminal_leave_the_log_in_to_its_program(
+    signals: Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which that still has to end the job: its GPUs stayed allocated."""
+    ssh = tmp_path / "ssh"
+    at_socket = 'for word; do case $word in ControlPath=*) touch "${word#*=}";; esac; done'
+    ssh.write_text(f"#!/bin/sh\nkill -INT $$\nkill -HUP $$\n{at_socket}\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with SharedConnection("gpu-a", signals) as connection:
+        socket = connection.options[-1].partition("=")[2]
+        assert Path(socket).exists()
 
 
 def test_handlers_are_as_before_afterwards() -> None:

@@ -66,7 +66,7 @@ class SSHProgram:
 
 
 def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, str, str]:
-    """Run a command with that input; return exit code, output and standard error.
+    """Run a command with that input, which no Ctrl-C reaches; return exit code, output and standard error.
 
     Raises `OSError` if it says more than `MAX_ANSWER_BYTES` or does not end in time.
     """
@@ -74,7 +74,7 @@ def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, st
     with TemporaryFile() as file, DefaultSelector() as selector:
         file.write(given.encode())
         file.seek(0)
-        with Popen(command, stdin=file, stdout=PIPE, stderr=PIPE) as process:
+        with Popen(command, stdin=file, stdout=PIPE, stderr=PIPE, start_new_session=True) as process:
             said = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
             try:
                 for stream in said:

@@ -406,3 +406,10 @@ def test_the_ssh_program_has_the_terminal_only_of_a_caller_in_front(tmp_path, mo
     ssh_that(tmp_path, monkeypatch, script)
     assert "exit code 0, the shell's" in said_in_a_terminal(way, BY_SSH)
     assert (tmp_path / "calls").read_text().splitlines()[-1].startswith(options)
+
+
+def test_no_ctrl_c_of_the_terminal_reaches_a_call_by_ssh(tmp_path, monkeypatch):
+    """The second one ended the call that stops the job, and its GPUs stayed allocated."""
+    own_session = "import os; print(os.getsid(0) == os.getpid())"
+    ssh_that(tmp_path, monkeypatch, f"exec {shlex.join([sys.executable, '-c', own_session])}")
+    assert terminal.SSHProgram("gpu-a").run("", 30.0) == (0, "True\n", "")
