@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from resource_manager.cli.session import Session, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.core.names import display_name
-from resource_manager.errors import ResourceManagerError, StateLostError, is_outage
+from resource_manager.errors import DuplicateTaskError, ResourceManagerError, StateLostError, is_outage
 from resource_manager.manager.answer_words import name_in_words
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ ASK_AGAIN_S = 1.0
 def wait_for_grant(session: Session, demand: Any) -> Any:
     """Return the lease once it is granted; a wait is told again when its place or kind of reason changes.
 
-    At a signal or an error the request leaves the queue, or the lease ends.
+    At a signal or an error the request leaves the queue, or the lease ends; what had its id before stays.
     """
     lease_id, said = demand.lease_id, None
-    session.ask(lambda manager: manager.status_of(lease_id))  # out of reach: there is nothing to give back
+    before = session.ask(lambda manager: manager.status_of(lease_id))  # out of reach: nothing to give back
     asked = session.begin(lambda manager: manager.submit(demand))
     try:
         found = session.signals.result(asked)
@@ -49,13 +50,12 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
                 found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
                 session.signals.pause(ASK_AGAIN_S)
         session.signals.check()
-    except StateLostError:  # the request is gone, too
+    except (StateLostError, DuplicateTaskError):  # it is gone, too, or was never made
         raise
     except BaseException as error:
-        if session.signals.first or not (
-            asked.done() and asked.exception() is error and not is_outage(error)
-        ):
-            session.give_back(lease_id, partial(_give_back, lease_id=lease_id))
+        was_refused = asked.done() and asked.exception() is error and not is_outage(error)
+        if _is_own(before, demand) and (session.signals.first or not was_refused):
+            session.give_back(lease_id, partial(_give_back, lease_id=lease_id, submitted=asked))
         raise
     return found
 
@@ -84,7 +84,17 @@ def _ask_again(manager: LeaseService, *, demand: Any) -> Any:
     return manager.submit(demand)
 
 
-def _give_back(manager: LeaseService, *, lease_id: str) -> None:
-    """Take the request out of the queue, or end the lease that it has become."""
+def _is_own(before: Mapping[str, Any] | None, demand: Any) -> bool:
+    """Return whether what has the id of a demand is its own request, by what had it before.
+
+    A service, for which the demand names no owner, ends nothing of others.
+    """
+    return before is None or (before["state"] == "WAITING" and demand.owner in ("", before["owner"]))
+
+
+def _give_back(manager: LeaseService, *, lease_id: str, submitted: Future[Any]) -> None:
+    """Take the request out of the queue, or end the lease that it has become; not if it was refused."""
+    if isinstance(submitted.exception(), DuplicateTaskError):
+        return
     if not manager.cancel(lease_id):
         manager.release(lease_id, outcome=Outcome.CANCELLED)

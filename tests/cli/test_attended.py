@@ -31,7 +31,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.commit.asking import asked_by
+from resource_manager.manager.commit.asking import asked_by, user_name
 from resource_manager.manager.use_results import IdleWarning
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.builders import granted_lease, present, redefine
@@ -369,6 +369,37 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
         assert waiting.returncode == 128 + signal.SIGINT
         assert manager.queue() == []
         assert manager.release_resources("first")
+
+
+@pytest.mark.parametrize(
+    ("owner", "gpus", "waits", "stays"),
+    [
+        ("bob", 1, False, True),
+        ("bob", 1, True, True),
+        ("", 1, False, True),
+        ("", 2, True, True),
+        ("", 1, True, False),
+    ],
+    ids=["another's lease", "another's request", "own lease", "own other request", "own request"],
+)
+def test_a_signal_during_allocate_ends_nothing_that_had_the_name_before(
+    owner: str, gpus: int, waits: bool, stays: bool
+) -> None:
+    """The lease of another was ended, and its GPUs were granted while they computed for it."""
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        if waits:
+            manager.submit("first", 2)
+        manager.submit("train", gpus, owner=owner or user_name())
+
+        def interrupted(*given: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            return manager.submit(*given)
+
+        words = ["allocate", "train", "--gpus", "1", "--wait"]
+        done = CliRunner().invoke(main, words, obj=holding(Mock(wraps=manager, submit=interrupted)))
+        assert done.exit_code == 130, done.output
+        assert (manager.status_of("train") is not None) == stays
 
 
 def test_a_job_whose_end_is_not_confirmed_in_time_keeps_its_lease(
