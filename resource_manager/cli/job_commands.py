@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, harmless, one_line, print_json
+from resource_manager.cli.base import (
+    BAD_INPUT,
+    INTERVAL,
+    REFUSED,
+    UNREACHABLE,
+    Failure,
+    harmless,
+    one_line,
+    print_json,
+)
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, refuse_waiting
 from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
@@ -114,18 +123,26 @@ def logs(target: Target, name: str, follow: bool, rank: int | None) -> None:
     if entry is not None:
         refuse_waiting(entry)
     with _reading(target.manager, name, entry, result, rank) as read:
-        offset = 0
+        offset, has_begun = 0, False
         while True:
             part = read(offset)
+            has_begun = has_begun or part.state != "absent"
             if part.state == "absent" and result is not None:
                 raise Failure(f"the output of {name} is not kept any more", REFUSED)
             click.echo(harmless(part.text) if sys.stdout.isatty() else part.text, nl=False)
+            may_begin = follow and not has_begun and _is_there_still(target.manager, entry)
             if part.after != offset:
                 offset = part.after
-            elif follow and part.state == "running":
+            elif (follow and part.state == "running") or may_begin:
                 time.sleep(LOOK_EVERY_S)
             else:
                 return
+
+
+def _is_there_still(manager: Any, lease: Mapping[str, Any] | None) -> bool:
+    """Return whether that very lease is there."""
+    now = None if lease is None else manager.status_of(lease["task_id"])
+    return lease is not None and now is not None and now.get("fencing_token") == lease["fencing_token"]
 
 
 def _show_job(target: Target, name: str, *, as_json: bool) -> None:
@@ -207,7 +224,9 @@ def _reading(
     manager: Any, name: str, entry: Mapping[str, Any] | None, result: JobResult | None, rank: int | None
 ) -> Iterator[Read]:
     """Yield what reads a job's output from a byte on: by the agent of its server, or else its launcher."""
+    from resource_manager.jobs.launchers import LauncherUnreachableError
     from resource_manager.jobs.running_job import RunningJob
+    from resource_manager.manager.agent_jobs import AgentSilentError
 
     jobs: dict[int, RunningJob] = {}
     if entry is None:
@@ -229,11 +248,14 @@ def _reading(
     if rank not in places:
         raise Failure(f"--rank must be one of {ranges(places)}, got {rank}", BAD_INPUT)
     server, key = places[rank]
-    if jobs and jobs[rank].place.launcher != AGENT:
-        with closing(jobs[rank].open()) as launcher:
-            yield partial(_by_launcher, launcher, key)
-    else:
-        yield partial(_by_agent, manager, server, key, lease_id)
+    try:
+        if jobs and jobs[rank].place.launcher != AGENT:
+            with closing(jobs[rank].open()) as launcher:
+                yield partial(_by_launcher, launcher, key)
+        else:
+            yield partial(_by_agent, manager, server, key, lease_id)
+    except (LauncherUnreachableError, AgentSilentError) as error:  # through a service it is one that is down
+        raise Failure(str(error), UNREACHABLE) from error
 
 
 def _by_launcher(launcher: Launcher, key: str, offset: int) -> Part:

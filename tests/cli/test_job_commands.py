@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -11,6 +13,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
+from resource_manager.cli import job_commands
 from resource_manager.core.models import RUNS_JOBS, JobPlace
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import Job, job_key
@@ -94,3 +97,55 @@ def test_the_agents_of_a_gang_are_asked_at_once(
 
     monkeypatch.setattr(manager, "agent_state", together)
     assert run("status", "t").output.count("its agent is silent") == 3
+
+
+@pytest.fixture
+def local_job(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[LocalLauncher, Job]]:
+    """Job that lease t says is on this machine, and that has not begun."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    redefine(manager, nodes=(replace(default_inventory(1)[0], address="127.0.0.1"),))
+    token, launcher = granted_lease(manager.submit("t", 1))["fencing_token"], LocalLauncher()
+    job = Job(job_key("t", token), ("echo", "here"))
+    manager.place_job("t", [launcher.prepare(job)], fencing_token=token)
+    yield launcher, job
+    launcher.stop(job.key, 0.0)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_output_of_a_job_that_is_placed_is_followed_from_its_begin(
+    run: Run,
+    local_job: tuple[LocalLauncher, Job],
+    manager: GPUResourceManager,
+    monkeypatch: pytest.MonkeyPatch,
+    begins: bool,
+) -> None:
+    """It ended at once, with 0, as for rank 0 of a gang that starts its workers first."""
+    launcher, job = local_job
+    pause = time.sleep
+    monkeypatch.setattr(job_commands, "LOOK_EVERY_S", 0.0625)
+
+    def meanwhile(time_s: float) -> None:
+        if time_s != job_commands.LOOK_EVERY_S:
+            pause(time_s)
+        elif begins:
+            launcher.start(job)
+            wait_until_ended(launcher, job.key)
+        else:
+            assert manager.leases() != [], "no job begins without a lease"
+            manager.release("t", job_end="ended")
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    done = run("logs", "-f", "t")
+    assert (done.exit_code, done.output) == (0, "here\n" if begins else "")
+
+
+def test_a_server_that_does_not_answer_is_unreachable_for_logs(
+    run: Run, gang: Any, manager: GPUResourceManager
+) -> None:
+    """On a store it was refused, with exit code 1."""
+    token = gang()["fencing_token"]
+    manager.place_job("t", [JobPlace("agent", name) for name in SERVERS], fencing_token=token)
+    done = run("logs", "t")
+    assert (done.exit_code, "the agent of gpu-server-0 is silent" in done.output) == (3, True), done.output
