@@ -124,11 +124,16 @@ def confirm(question: str) -> None:
     try:
         click.confirm(question, abort=True, err=True)
     except (click.Abort, RuntimeError):  # RuntimeError: standard input is closed
-        if sys.stdin is not None and sys.stdin.isatty():
+        if is_terminal(sys.stdin):
             raise
         click.echo(err=True)
         advice = "add --yes where nobody can answer"
         raise Failure(f"not confirmed, nothing was changed: {advice}", REFUSED) from None
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a standard stream is a terminal; a closed one is None."""
+    return stream is not None and bool(stream.isatty())
 
 
 def one_line(text: object) -> str:

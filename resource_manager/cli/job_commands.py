@@ -20,6 +20,7 @@ from resource_manager.cli.base import (
     UNREACHABLE,
     Failure,
     harmless,
+    is_terminal,
     one_line,
     print_json,
 )
@@ -129,7 +130,7 @@ def logs(target: Target, name: str, follow: bool, rank: int | None) -> None:
             has_begun = has_begun or part.state != "absent"
             if part.state == "absent" and result is not None:
                 raise Failure(f"the output of {name} is not kept any more", REFUSED)
-            click.echo(harmless(part.text) if sys.stdout.isatty() else part.text, nl=False)
+            click.echo(harmless(part.text) if is_terminal(sys.stdout) else part.text, nl=False)
             may_begin = follow and not has_begun and _is_there_still(target.manager, entry)
             if part.after != offset:
                 offset = part.after

@@ -17,7 +17,7 @@ import click
 
 from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
-from resource_manager.cli.base import BAD_INPUT, FILE, Failure
+from resource_manager.cli.base import BAD_INPUT, FILE, Failure, is_terminal
 from resource_manager.cli.program import main
 from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
@@ -159,7 +159,7 @@ def serve(
         records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))
     if audit is not None:
         records.append(("audit", AUDIT_S, audit_trail(manager, audit, state_folder()).follow))
-    logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
+    logs.configure(log_format or ("text" if is_terminal(sys.stderr) else "json"), log_level)
     service = standalone(
         manager,
         kept,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, one_line, print_json
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, is_terminal, one_line, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
@@ -84,7 +84,7 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
 @contextmanager
 def _keys_at_once() -> Iterator[None]:
     """Let keys arrive without Enter and unseen, if standard input is a terminal."""
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         yield
         return
     import termios
@@ -100,7 +100,7 @@ def _keys_at_once() -> Iterator[None]:
 
 def _is_q_pressed(within_s: float) -> bool:
     """Wait for so long, or until a key is pressed; return True if it is q, or the terminal is gone."""
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         time.sleep(max(within_s, 0.0))
         return False
     ready, _, _ = select.select([sys.stdin], [], [], max(within_s, 0.0))

@@ -26,7 +26,7 @@ from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError, StoreUnavailableError
 from resource_manager.jobs import reconcile
-from resource_manager.jobs.launchers import Job, terminal
+from resource_manager.jobs.launchers import Job, job_key, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.answer_words import name_in_words
@@ -35,9 +35,9 @@ from resource_manager.manager.commit.asking import asked_by, user_name
 from resource_manager.manager.use_results import IdleWarning
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.builders import granted_lease, present, redefine
-from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
+from tests.cli.programs import GPU_MANAGER, MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
-from tests.eventually import wait_for
+from tests.eventually import wait_for, wait_until_ended
 from tests.redis_server import RedisServer
 
 
@@ -511,6 +511,30 @@ def test_under_nohup_a_command_outlives_its_terminal(
     process.communicate(timeout=30)
     assert process.returncode == 9
     assert released(manager)["outcome"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [(">&-", ["logs", "t"]), ("<&-", ["run", "--gpus", "1", "--", "true"])],
+    ids=["output", "input"],
+)
+def test_a_closed_standard_stream_is_no_terminal(
+    environment: dict[str, str],
+    manager: GPUResourceManager,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: str,
+    words: list[str],
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", environment["GPU_MANAGER_JOBS_DIR"])
+    token, launcher = granted_lease(manager.submit("t", 1))["fencing_token"], LocalLauncher()
+    job = Job(job_key("t", token), ("echo", "here"))
+    manager.place_job("t", [launcher.prepare(job)], fencing_token=token)
+    launcher.start(job)
+    wait_until_ended(launcher, job.key)
+    command = ["sh", "-c", f'exec "$@" {stream}', "sh", *GPU_MANAGER, *words]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    launcher.stop(job.key, 0.0)
 
 
 def test_an_order_that_service_or_agent_did_not_answer_is_given_again() -> None:

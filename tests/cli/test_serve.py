@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -74,6 +74,26 @@ def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> N
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["lease_id"] == "test_001"
     assert json.loads(audit.read_text()) == granted
+
+
+def test_it_serves_where_standard_error_is_closed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    serve = [*GPU_MANAGER, "--store", "memory://", "serve", "--port", port]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *serve]
+    process = subprocess.Popen(closed, env=environment_in(tmp_path))
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/", timeout=30).status_code == 200
+        return False
+
+    try:
+        wait_for(answers, 60.0)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["one socket", "two"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
 from resource_manager.fleet.receiving import ReportReceiver
 from tests.agent.reporting import as_text, gpu, report, server
+from tests.cli.programs import GPU_MANAGER
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
 
@@ -39,10 +39,10 @@ def top(manager: GPUResourceManager) -> Iterator[pexpect.spawn]:
     terminal.close(force=True)
 
 
-def terminal_of(manager: GPUResourceManager, kind: str = "xterm") -> pexpect.spawn:
-    arguments = ["-m", "resource_manager.cli", "--store", manager.settings.store, "top", "--every", "0.5"]
+def terminal_of(manager: GPUResourceManager, kind: str = "xterm", way: tuple[str, ...] = ()) -> pexpect.spawn:
+    command, *arguments = [*way, *GPU_MANAGER, "--store", manager.settings.store, "top", "--every", "0.5"]
     return pexpect.spawn(
-        sys.executable,
+        command,
         arguments,
         env={**os.environ, "TERM": kind, "COLUMNS": "", "LINES": ""},
         timeout=15,
@@ -114,3 +114,12 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_the_table_once(manager: GPUReso
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert (terminal.exitstatus, "gpu-a" in terminal.before, "\x1b" in terminal.before) == (0, True, False)
+
+
+def test_it_draws_until_ctrl_c_where_standard_input_is_closed(manager: GPUResourceManager) -> None:
+    terminal = terminal_of(manager, way=("sh", "-c", 'exec "$@" <&-', "sh"))
+    terminal.expect_exact("gpu-a")
+    terminal.sendintr()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert (terminal.exitstatus, "Traceback" in terminal.before) == (0, False)
