@@ -17,6 +17,7 @@ from resource_manager import __version__
 from resource_manager.cli.agent_command import agent
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.discovering import MAX_CONNECTIONS, login_options, server_names
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import json_option, wide_option
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
@@ -246,7 +247,6 @@ def _run_there(address: str, server: str, program: str, login: tuple[str | None,
 @exit_codes
 def list_agents(target: Target, as_json: bool, wide: bool) -> None:
     """List the servers with the version of their agents and the time since the last report."""
-    from resource_manager.cli import tables
     from resource_manager.cli.fitted_table import Column, FittedTable
     from resource_manager.manager.answer_words import duration
 

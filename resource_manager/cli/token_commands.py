@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import FILE, REFUSED, Duration, Failure, print_json
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
 from resource_manager.rest import tokens
@@ -135,7 +136,6 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
     if as_json:
         print_json([{**_shown(item), "last_used_at": uses.get(item.token_id)} for item in found])
         return
-    from resource_manager.cli import tables
     from resource_manager.cli.fitted_table import Column, FittedTable
     from resource_manager.manager.answer_words import duration
 

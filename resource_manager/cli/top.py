@@ -15,6 +15,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, is_terminal, one_line, print_json
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
@@ -47,7 +48,7 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
     if as_json:
         print_json(found)
         return
-    from resource_manager.cli import gpu_table, tables
+    from resource_manager.cli import gpu_table
 
     console = tables.console()
     none = target.placed(NO_SERVERS)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, FiniteRange, print_json
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.signals import ended_in_order
 from resource_manager.cli.target import Target
@@ -43,8 +44,6 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
         print_json(results)
         return
     from rich.table import Table
-
-    from resource_manager.cli import tables
 
     table = Table("figure", "value")
     for name, value in _flat(results):
