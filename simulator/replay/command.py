@@ -135,7 +135,7 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
         shown = {**summarise(rounds), **summary}
         result = {"case": {**head_of(case), "in_rounds": True}, "summary": shown, **curves(rounds)}
         write_report(f"Replay of {case.source.name}", result, output_dir)
-        save_timeline(bars_of(rounds), [state.name for state in rounds.leases.cluster.nodes], output_dir)
+        save_timeline(bars_of(rounds), rounds.leases.nodes, output_dir)
     return summary
 
 
@@ -161,7 +161,7 @@ def _write(case: Case, record: Record, summary: dict[str, Any], output_dir: Path
             for task_id, job_run in record.job_runs.items()
             for member, begin, until in metrics.spans(job_run, end)
         ]
-        save_timeline(bars, list(dict.fromkeys(node.name for node in record.workload.nodes)), output_dir)
+        save_timeline(bars, record.workload.nodes, output_dir)
 
 
 MAX_SHOWN = 20

@@ -30,7 +30,7 @@ from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import timed_rounds
 
-FORMAT = 7
+FORMAT = 8
 """Version of a kept result; a result of another version is run again."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from simulator.replay import metrics
@@ -13,8 +14,11 @@ MAX_VALUES = 400
 """Values kept of a distribution, besides its last."""
 
 
-def curve_data(record: Record) -> dict[str, Any]:
-    """Return means over each sixtieth of the time, and some of the waits, completion times and fairness."""
+def curve_data(record: Record, uses: Iterable[metrics.Use] | None = None) -> dict[str, Any]:
+    """Return means over each sixtieth of the time, and some of the waits, completion times and fairness.
+
+    `uses` of the servers are those of the leases unless they are given.
+    """
     waits = sorted(
         metrics.wait_s(job_run) for job_run in record.job_runs.values() if job_run.started_at is not None
     )
@@ -23,7 +27,7 @@ def curve_data(record: Record) -> dict[str, Any]:
         for job_run in record.job_runs.values()
         if job_run.ended_at is not None
     )
-    nodes, shares, start, end = metrics.busy_shares(record)
+    nodes, shares, start, end = metrics.busy_shares(record, uses=uses)
     at_s, used, total, pending = metrics.binned(record)
     return {
         "curve": {

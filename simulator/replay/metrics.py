@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, Placement
@@ -174,8 +174,17 @@ def binned(record: Record) -> tuple[list[float], ...]:
     )
 
 
-def busy_shares(record: Record, bins: int = BINS) -> tuple[list[str], list[list[float]], float, float]:
-    """Return (node names, fraction of GPU milli in use by node and time bin, first and last second)."""
+Use = tuple[str, float, float, float]
+"""(node, GPU milli, begin, end): so much of the node was in use in that time, in seconds."""
+
+
+def busy_shares(
+    record: Record, bins: int = BINS, uses: Iterable[Use] | None = None
+) -> tuple[list[str], list[list[float]], float, float]:
+    """Return (node names, fraction of GPU milli in use by node and time bin, first and last second).
+
+    `uses` are those of the leases unless they are given.
+    """
     import numpy as np
 
     samples = record.samples
@@ -188,13 +197,18 @@ def busy_shares(record: Record, bins: int = BINS) -> tuple[list[str], list[list[
     width = max(end - start, 1e-9) / bins
     edges = start + width * np.arange(bins)
     used = np.zeros((len(nodes), bins))
+    for name, milli, begin, until in _uses(record, end) if uses is None else uses:
+        overlap = np.minimum(edges + width, until) - np.maximum(edges, begin)
+        used[nodes[name]] += np.clip(overlap, 0, None) * milli
+    shares = used / (width * sizes[:, None])
+    return list(nodes), shares.tolist(), start, end
+
+
+def _uses(record: Record, end: float) -> Iterator[Use]:
     for job_run in record.job_runs.values():
         milli = job_run.job.request.gpus * job_run.job.request.gpu_milli
         for member, begin, until in spans(job_run, end):
-            overlap = np.minimum(edges + width, until) - np.maximum(edges, begin)
-            used[nodes[member.node]] += np.clip(overlap, 0, None) * milli
-    shares = used / (width * sizes[:, None])
-    return list(nodes), shares.tolist(), start, end
+            yield member.node, milli, begin, until
 
 
 def _time_mean(samples: Sequence[Sample], values: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ class FixedRounds:
         self.rounds = 0
         self._number = {job: number for number, job in enumerate(jobs)}
         self._arriving = sorted(jobs, key=lambda job: job.arrival_s, reverse=True)
-        self._external = sorted(external, key=lambda change: change.at, reverse=True)
+        self._external = sorted(external, key=lambda change: change.at)[::-1]
         self._policy = policy
         self._restart_s: dict[Job, int] = {}
         self._active: list[RunningJob] = []
@@ -95,9 +95,11 @@ class FixedRounds:
         while self._external and self._external[-1].at <= now:
             change = self._external.pop()
             if not isinstance(change, Cancelled):
-                self.leases.apply(change)
+                self.leases.apply(change, now)
                 continue
-            self._arriving = [job for job in self._arriving if job.name != change.lease_id]
+            for job in [job for job in self._arriving if job.name == change.lease_id]:
+                self._arriving.remove(job)
+                job.cancelled_at = change.at
             for job in [job for job in self._active if job.name == change.lease_id]:
                 self._leave(job, now)
                 job.cancelled_at = now
@@ -116,7 +118,7 @@ class FixedRounds:
         """Give each job what the policy says: first release what is lost, then place what is new."""
         gpus = self.leases.gpus
         able = [job for job in self._active if self.leases.could_fit(job)]
-        chosen = fitting(self._policy.rank(able, gpus, now), gpus) if able else []
+        chosen = fitting(self._policy.rank(able, gpus, now), gpus, self.leases.admission(now)) if able else []
         counts = {job: count for job, count, runs in chosen if runs}
         for job in self._active:
             if job.servers and counts.get(job) != job.allocated:

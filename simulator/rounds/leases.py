@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from resource_manager.core.changes import Change, new_released
+from resource_manager.core.changes import Change, InventoryChanged, new_released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
-from resource_manager.scheduling.allocator import allocate, grant
-from resource_manager.scheduling.placement.gang_slots import could_start
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
+from resource_manager.core.team_ledger import TeamLedger
+from resource_manager.scheduling.allocator import allocate, blocks_queue, grant
+from resource_manager.scheduling.placement.gang_slots import Prospects, could_start
+from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.queue.orders import fifo
+from resource_manager.scheduling.queue.quotas import StopKind, stop_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.rounds.job import Job
+
+Admits = Callable[[Job], bool]
+"""(job) -> whether it may run beside those that were admitted before it."""
 
 
 def uniform_nodes(servers: int, gpus: int) -> list[Node]:
@@ -25,32 +33,60 @@ def uniform_nodes(servers: int, gpus: int) -> list[Node]:
     ]
 
 
-class Leases(Protocol):
-    """The leases of running jobs."""
+class Size(NamedTuple):
+    """The inventory from a time on, in seconds: thousandths of GPUs, and servers."""
 
-    cluster: ClusterState
-    gpus: int
-    """GPUs of the servers that take new leases."""
+    at: float
+    gpu_milli: int
+    servers: int
 
+
+class Leases(ABC):
+    """The leases of running jobs.
+
+    `gpus` are those of the servers that take new leases, `nodes` all servers that ever existed, a changed one
+    again, and `sizes` the inventory over time.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = cluster
+        self.gpus = open_gpus(cluster)
+        self.nodes = [state.node for state in cluster.nodes]
+        self.sizes = [_size_of(cluster, -math.inf)]
+
+    @abstractmethod
     def could_fit(self, job: Job) -> bool:
         """Return True if the job would fit, were nothing else there."""
 
+    @abstractmethod
     def grant(self, job: Job, gpus: float, now: float) -> bool:
         """Grant so many GPUs, or grant nothing and return False if they are not there."""
 
+    @abstractmethod
     def release(self, job: Job, now: float) -> None:
         """Release all that the job holds."""
 
-    def apply(self, change: Change) -> None:
-        """Apply a change of the servers."""
+    def admission(self, now: float) -> Admits:
+        """Return what says, of one job of the next round after the other, whether rules let it run."""
+        return lambda job: True
+
+    def apply(self, change: Change, now: float) -> None:
+        """Apply a change of the servers, unless it is of one that is not there."""
+        node = getattr(change, "node", None)
+        if node is not None and node not in self.cluster.by_name:
+            return
+        self.cluster.apply(change)
+        if isinstance(change, InventoryChanged):
+            self.nodes += change.nodes
+            self.sizes.append(_size_of(self.cluster, now))
+        self.gpus = open_gpus(self.cluster)
 
 
-class SpreadLeases:
+class SpreadLeases(Leases):
     """Jobs may spread over servers: a lease for each server, named after job and server."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self.cluster = ClusterState(nodes)
-        self.gpus = open_gpus(self.cluster)
+        super().__init__(ClusterState(nodes))
         self._parts: dict[Job, list[str]] = {}
 
     def could_fit(self, job: Job) -> bool:
@@ -80,17 +116,12 @@ class SpreadLeases:
             release(self.cluster, lease_id, now)
         job.servers, job.allocated = (), 0
 
-    def apply(self, change: Change) -> None:
-        self.cluster.apply(change)
-        self.gpus = open_gpus(self.cluster)
 
-
-class RequestLeases:
+class RequestLeases(Leases):
     """Jobs are requests as the manager knows them: leases on servers chosen by a placement policy."""
 
     def __init__(self, cluster: ClusterState, policy: Policy, requests: Iterable[Request]) -> None:
-        self.cluster = cluster
-        self.gpus = open_gpus(cluster)
+        super().__init__(cluster)
         self._policy = policy
         self._requests = {request.lease_id: request for request in requests}
         self._fits: dict[object, bool] = {}
@@ -100,6 +131,28 @@ class RequestLeases:
         if request.shape not in self._fits:
             self._fits[request.shape] = could_start(self.cluster, request)
         return self._fits[request.shape]
+
+    def admission(self, now: float) -> Admits:
+        """Return what says whether quotas and maintenance windows let a job run, as in the manager.
+
+        A limit holds in every round; a limit of runtimes and a window keep a job only from starting.
+        """
+        cluster, current = self.cluster, SchedulingPass(self._policy, fifo, now)
+        ledger = cluster.ledger and TeamLedger(cluster.ledger.rules, (), cluster.by_name)
+
+        def admits(job: Job) -> bool:
+            request = self._requests[job.name]
+            if not job.servers and not blocks_queue(cluster, request, current):
+                return False
+            if ledger is None:
+                return True
+            stop = stop_of(ledger, request)
+            if stop is not None and not (job.servers and stop.kind is StopKind.RUNTIME):
+                return False
+            ledger.add(cluster.leases.get(job.name) or _likely(cluster, request, now), cluster.by_name)
+            return True
+
+        return admits
 
     def grant(self, job: Job, gpus: float, now: float) -> bool:
         request = self._requests[job.name]
@@ -114,11 +167,23 @@ class RequestLeases:
     def release(self, job: Job, now: float) -> None:
         release(self.cluster, job.name, now)
         job.servers, job.allocated = (), 0
+        if len(self.cluster.nodes) != self.sizes[-1].servers:  # it was the last of a server that is gone
+            self.sizes.append(_size_of(self.cluster, now))
 
-    def apply(self, change: Change) -> None:
-        self.cluster.apply(change)
-        self.gpus = open_gpus(self.cluster)
+    def apply(self, change: Change, now: float) -> None:
+        super().apply(change, now)
         self._fits.clear()
+
+
+def _size_of(cluster: ClusterState, at: float) -> Size:
+    states = cluster.nodes
+    return Size(at, MILLI_PER_GPU * sum(len(state.gpu_free) for state in states), len(states))
+
+
+def _likely(cluster: ClusterState, request: Request, now: float) -> Lease:
+    """Return a lease as the request may get it, on the first server that takes it when it is empty."""
+    first = cluster.nodes[next(positions(Prospects.of(cluster).usable(request)))]
+    return Lease(request, (Placement(first.name, tuple(range(request.gpus))),) * request.nodes, 0, now)
 
 
 def gpus_of(request: Request) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
@@ -61,22 +63,26 @@ def figures(rounds: Rounds) -> dict[str, Any]:
 
 
 def record_of(rounds: Rounds) -> Record:
-    """Return the record: what is sampled are GPUs and servers in use and jobs without GPUs."""
-    record = Record(Workload("rounds", rounds.leases.cluster.snapshot(), ()))
+    """Return the record: what is sampled are GPUs and servers, those in use, and jobs without GPUs."""
+    leases = rounds.leases
+    start = replace(leases.cluster.snapshot(), nodes=tuple(leases.nodes))
+    record = Record(Workload("rounds", start, ()))
     for job in rounds.jobs:
         record.job_runs[job.name] = _run_of(job)
-    states = rounds.leases.cluster.nodes
-    milli = MILLI_PER_GPU * sum(len(state.gpu_free) for state in states)
+    times = [size.at for size in leases.sizes]
+    steps = sorted(_steps(rounds.jobs), key=lambda step: step.at)
+    steps += [_Step(at, 0) for at in times if steps and steps[0].at < at < steps[-1].at]
     busy: Counter[str] = Counter()
     used, pending = 0.0, 0
-    for step in sorted(_steps(rounds.jobs), key=lambda step: step.at):
+    for step in sorted(steps, key=lambda step: step.at):
         used += step.sign * step.gpus
         pending += step.waiting
         for server in set(step.servers):
             busy[server] += step.sign
         busy_nodes = sum(count > 0 for count in busy.values())
-        taken, free = round(MILLI_PER_GPU * used), milli - round(MILLI_PER_GPU * used)
-        sample = Sample(step.at, taken, busy_nodes, pending, 0.0, milli, len(states), free)
+        taken, size = round(MILLI_PER_GPU * used), leases.sizes[bisect_right(times, step.at) - 1]
+        of = (size.gpu_milli, size.servers, size.gpu_milli - taken)
+        sample = Sample(step.at, taken, busy_nodes, pending, 0.0, *of)
         if record.samples and record.samples[-1].at == step.at:
             record.samples[-1] = sample
         else:
@@ -130,27 +136,13 @@ def summarise(rounds: Rounds) -> dict[str, Any]:
 
 def curves(rounds: Rounds) -> dict[str, Any]:
     """Return the data of a report's figures."""
-    record = record_of(rounds)
-    found = curve_data(record)
-    found["heat"] = _heat(rounds, record)
-    return found
-
-
-def _heat(rounds: Rounds, record: Record) -> dict[str, Any]:
-    """Return the fraction of each server's GPUs in use over time."""
-    import numpy as np
-
-    start, end = (record.samples[0].at, record.samples[-1].at) if record.samples else (0.0, 0.0)
-    sizes = {state.name: max(len(state.gpu_free), 1) for state in rounds.leases.cluster.nodes}
-    edges = np.linspace(0.0, max(end - start, 1e-9), metrics.BINS + 1)
-    used = {name: np.zeros(metrics.BINS) for name in sizes}
-    for job in rounds.jobs:
-        for span in job.spans:
-            overlap = np.minimum(edges[1:], span.end - start) - np.maximum(edges[:-1], span.begin - start)
-            for name, count in Counter(span.servers).items():
-                used[name] += np.clip(overlap, 0, None) * (span.gpus * count / len(span.servers))
-    shares = [(used[name] / (edges[1:] - edges[:-1]) / size).tolist() for name, size in sizes.items()]
-    return {"nodes": list(sizes), "shares": shares, "end_s": end - start}
+    uses = (
+        (server, MILLI_PER_GPU * span.gpus * count / len(span.servers), span.begin, span.end)
+        for job in rounds.jobs
+        for span in job.spans
+        for server, count in Counter(span.servers).items()
+    )
+    return curve_data(record_of(rounds), uses)
 
 
 JOB_COLUMNS = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from resource_manager.core.models import Node
 from simulator.present.figures import WIDTH, Bar, draw_gantt, drawing, new_figure, save_png
 from simulator.rounds.record import Rounds
 
@@ -19,13 +20,13 @@ def bars_of(rounds: Rounds) -> list[Bar]:
     ]
 
 
-def save_timeline(bars: Sequence[Bar], servers: Sequence[str], folder: Path) -> None:
-    """Write timeline.png: the bars in the rows of their servers, a colour for each job."""
+def save_timeline(bars: Sequence[Bar], nodes: Iterable[Node], folder: Path) -> None:
+    """Write timeline.png: the bars in rows of all servers that ever existed, a colour for each job."""
     if not bars:
         return
     first = min(bar.begin for bar in bars)
     bars = [Bar(bar.row, bar.begin - first, bar.end - first, bar.group) for bar in bars]
     with drawing():
         figure, axes = new_figure(width=2 * WIDTH)
-        draw_gantt(axes, bars, servers)
+        draw_gantt(axes, bars, list(dict.fromkeys(node.name for node in nodes)))
         save_png(figure, folder / "timeline.png")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from simulator.rounds.job import Job
@@ -36,11 +36,16 @@ class RoundPolicy(Protocol):
         """
 
 
-def fitting(ranked: Sequence[Choice], gpus: float) -> list[Choice]:
-    """Return the choices that fit in a cluster of so many GPUs, each beside those before it."""
+def fitting(
+    ranked: Sequence[Choice], gpus: float, admits: Callable[[Job], bool] = lambda job: True
+) -> list[Choice]:
+    """Return the choices that fit in a cluster of so many GPUs and may run, each beside those before it.
+
+    `admits` is called only with the jobs that fit, and counts those of which it returns True.
+    """
     chosen = []
     for choice in ranked:
-        if choice.gpus <= gpus:
+        if choice.gpus <= gpus and admits(choice.job):
             gpus -= choice.gpus
             chosen.append(choice)
     return chosen

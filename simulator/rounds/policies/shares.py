@@ -54,7 +54,9 @@ class RunByShares:
         self._stale = True
 
     def rank(self, jobs: Sequence[Job], gpus: float, now: float) -> list[Choice]:
-        if self._stale and (now - self._reset_at >= RESET_S or self._reset_at == 0):
+        # A job that no server could take when the shares were computed has none.
+        is_stale = self._stale or any(self._accounts[job].share is None for job in jobs)
+        if is_stale and (now - self._reset_at >= RESET_S or self._reset_at == 0):
             self._reset(jobs, gpus, now)
         accounts = self._accounts
         ranked = sorted(jobs, key=lambda job: self._claim(accounts[job]), reverse=True)

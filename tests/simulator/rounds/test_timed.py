@@ -12,9 +12,18 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Cancelled, Drained, Resumed
+from resource_manager.core.changes import (
+    Cancelled,
+    Drained,
+    InventoryChanged,
+    MaintenanceChanged,
+    Resumed,
+    TeamsChanged,
+)
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Request
+from resource_manager.core.maintenance import Window
+from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
@@ -27,7 +36,9 @@ from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
 from simulator.rounds.record import curves, record_of, summarise
 from simulator.rounds.studies import study_workload
 from simulator.rounds.timed import timed_rounds
-from tests.builders import node
+from simulator.rounds.timeline import bars_of, save_timeline
+from tests.builders import node, nodes, present
+from tests.simulator.refusing import assert_refused
 from tests.simulator.rounds.small import shockwave_job, write_pollux, write_shockwave
 
 RIGID = sorted(set(ROUND_POLICIES) - {"optimus"})
@@ -118,6 +129,117 @@ def test_a_drained_server_and_a_cancelled_job_are_heeded(policy: str) -> None:
     assert b.spans == []
     assert b.cancelled_at == 600
     assert summarise(rounds)["cancelled"] == 1
+
+
+def test_a_job_that_is_cancelled_before_its_first_round_waits_until_then() -> None:
+    batches = [
+        arrival(0, ("a", 1, 600.0)),
+        arrival(61, ("b", 1, 60.0)),
+        EventBatch(100, external=[Cancelled("b", 100.0)]),
+    ]
+    record = record_of(run(workload(*batches)))
+    assert record.job_runs["b"].cancelled
+    waiting = [(sample.at, sample.pending) for sample in record.samples]
+    assert waiting == [(0, 1), (60, 0), (61, 1), (100, 0), (60 + RESTART_S + 600, 0)]
+
+
+def team_jobs(*jobs: tuple[str, str, float, float]) -> EventBatch:
+    """Return (name, team, stated and true runtime) of jobs of four GPUs that arrive at 0."""
+    return EventBatch(
+        0,
+        arrivals=[
+            Job(Request(name, 4, team=team, expected_runtime_s=stated_s), 0, runtime_s)
+            for name, team, stated_s, runtime_s in jobs
+        ],
+    )
+
+
+def rules(at: float, *teams: Team) -> EventBatch:
+    return EventBatch(at, external=[TeamsChanged(Teams(teams), at)])
+
+
+@pytest.mark.parametrize("policy", RIGID)
+def test_a_job_that_a_limit_of_runtimes_stops_blocks_nobody(policy: str) -> None:
+    """It waits for ever, as in the manager."""
+    jobs = team_jobs(("long", "s", 7200.0, 7200.0), ("other", "t", 60.0, 60.0))
+    long, other = run(workload(rules(0, Team("s", max_runtime_s=3600.0)), jobs), policy).jobs
+    assert (long.spans, other.started_at) == ([], 60)
+
+
+def test_a_job_that_runs_goes_on_under_a_new_limit_of_runtimes() -> None:
+    jobs = team_jobs(("long", "s", 7200.0, 600.0))
+    [long] = run(workload(jobs, rules(120, Team("s", max_runtime_s=3600.0)))).jobs
+    assert (long.preemptions, long.ended_at) == (0, 60 + RESTART_S + 600)
+
+
+@pytest.mark.parametrize("team", [Team("s", limit=4), Team("s", max_gpus_per_owner=4)])
+def test_a_team_at_its_limit_leaves_the_gpus_to_others(team: Team) -> None:
+    jobs = team_jobs(("a", "s", 90.0, 90.0), ("b", "s", 90.0, 90.0), ("c", "t", 600.0, 600.0))
+    a, b, c = run(workload(rules(0, team), jobs, servers=2)).jobs
+    assert (a.started_at, c.started_at, b.started_at) == (60, 60, 60 + RESTART_S + 90)
+
+
+def test_jobs_of_a_team_take_turns_inside_its_limit() -> None:
+    """What is ranked first has the right to it; the other loses its GPUs."""
+    jobs = team_jobs(("a", "s", 600.0, 600.0), ("b", "s", 600.0, 600.0))
+    a, b = run(workload(rules(0, Team("s", limit=4)), jobs, servers=2), "gandiva_fair").jobs
+    assert a.preemptions > 1
+    assert b.started_at == 120
+    assert not any(x.begin < y.end and y.begin < x.end for x in a.spans for y in b.spans)
+
+
+def test_a_job_that_would_cross_a_window_blocks_nobody() -> None:
+    window = MaintenanceChanged((Window(1, ("n",), 600.0, 1200.0),), 0.0)
+    jobs = team_jobs(("long", "", 3600.0, 3600.0), ("short", "", 120.0, 120.0))
+    long, short = run(workload(EventBatch(0, external=[window]), jobs)).jobs
+    assert (long.started_at, short.started_at) == (1200, 60)
+
+
+def test_a_server_that_leaves_counts_until_its_last_lease_has_ended(tmp_path: Path) -> None:
+    """It loses its job in the next round; a change of it that comes later is about nothing that is there."""
+    rounds = run(
+        workload(
+            arrival(0, ("a", 4, 600.0), ("b", 4, 600.0)),
+            EventBatch(130, external=[InventoryChanged(nodes("n", 4, 64), 130.0)]),
+            EventBatch(200, external=[Drained("o", 200.0, "gone")]),
+            servers=2,
+        )
+    )
+    found = {(sample.at < 180, sample.gpu_milli, sample.nodes) for sample in record_of(rounds).samples}
+    assert found == {(True, 8000, 2), (False, 4000, 1)}
+    assert summarise(rounds)["peak_allocated_percent"] == 100.0
+    heat = curves(rounds)["heat"]
+    assert heat["nodes"] == ["n", "o"]
+    assert sum(heat["shares"][1]) * heat["end_s"] / len(heat["shares"][1]) == pytest.approx(120)
+    save_timeline(bars_of(rounds), rounds.leases.nodes, tmp_path)
+    assert (tmp_path / "timeline.png").is_file()
+
+
+def test_a_server_that_comes_counts_from_then_on_and_changes_of_one_time_keep_their_order() -> None:
+    both = InventoryChanged(nodes("no", 4, 64), 600.0)
+    rounds = run(
+        workload(
+            arrival(0, ("a", 4, 3600.0), ("b", 4, 60.0)),
+            EventBatch(600, external=[both, Drained("o", 600.0, "not yet")]),
+            EventBatch(900, external=[Resumed("o", 900.0)]),
+        )
+    )
+    assert rounds.jobs[1].started_at == 900
+    sizes = {sample.at: sample.gpu_milli for sample in record_of(rounds).samples}
+    assert [sizes[at] for at in (0, 60, 600, 900)] == [4000, 4000, 8000, 8000]
+
+
+@pytest.mark.parametrize("policy", RIGID)
+def test_a_job_whose_server_opens_starts_once_shares_may_be_computed_again(policy: str) -> None:
+    servers = [Node("n", 1, {}, (Gpu(0, "H100"),)), Node("o", 2, {}, (Gpu(0, "A100"),))]
+    jobs = [
+        Job(Request("a", 1, gpu_types=("A100",)), 60, 36000.0),
+        Job(Request("b", 1, gpu_types=("H100",)), 60, 60.0),
+    ]
+    closed, opened = Drained("n", 0.0, "closed"), Resumed("n", 900.0)
+    batches = (EventBatch(0, external=[closed]), EventBatch(60, arrivals=jobs), EventBatch(900, [opened]))
+    _, b = run(Workload("made", ClusterState(servers).snapshot(), batches), policy).jobs
+    assert 900 <= present(b.started_at) <= 60 + 1000 + ROUND_S
 
 
 def test_what_never_fits_ends_the_replay() -> None:
