@@ -43,7 +43,8 @@ def study_summary(rounds: Rounds) -> dict[str, Any]:
     record = record_of(rounds)
     return {
         "jobs": len(rounds.jobs),
-        "makespan_s": max(job.ended_at or 0 for job in rounds.jobs),
+        "makespan_s": max(job.ended_at or 0 for job in rounds.jobs)
+        - min(job.arrival_s for job in rounds.jobs),
         "mean_jct_s": float(np.mean(list(jct_s.values()))),
         **fairness_figures(record),
         **figures(rounds),

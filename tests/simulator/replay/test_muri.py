@@ -141,6 +141,14 @@ def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
     assert_refused(result, message)
 
 
+def test_the_makespan_begins_with_the_first_submission(tmp_path: Path) -> None:
+    found = []
+    for begin in (0, 5000):
+        write(tmp_path, f"a,8,{begin},10,dqn,100", f"b,8,{begin + 1000},10,dqn,100")
+        found.append(replay(read_jobs(tmp_path, "made"), "srtf")["makespan_s"])
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_the_command_prints_the_summary(tmp_path: Path) -> None:
     write(tmp_path, "a,8,0,10,dqn,100")
     result = CliRunner().invoke(

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.queue.orders import FIRST_QUEUE_GPU_S
+from simulator.cli import main
 from simulator.rounds.fixed_rounds import RESTART_S, FixedRounds
 from simulator.rounds.policies import get_round_policy
 from simulator.rounds.pollux import PolluxJob, read_jobs
@@ -194,6 +196,15 @@ def test_the_folder_writes_jobs_and_pictures(tmp_path: Path) -> None:
         "finish-time-fairness.png",
     }
     assert (out / "jobs.csv").read_text().splitlines()[1].startswith("a,1,0,60,290,290,0,1,30")
+
+
+def test_the_makespan_begins_with_the_first_arrival(tmp_path: Path) -> None:
+    folder = write_pollux(tmp_path, "a,107,toy,1,8", "b,300,toy,64,64")
+    alone = json.loads(replay(folder).stdout)
+    more = ("--policies", "tiresias", "--workers", "1", "--json")
+    compared = CliRunner().invoke(main, ["compare", "--trace", "pollux", "--data", str(folder), *more])
+    [run] = json.loads(compared.stdout)["runs"]
+    assert alone["makespan_s"] == run["makespan_s"] == max(alone["jct_s"]["a"], 193 + alone["jct_s"]["b"])
 
 
 def test_share_policies_run_on_these_workloads_too(tmp_path: Path) -> None:
