@@ -149,7 +149,7 @@ def _write(case: Case, record: Record, summary: dict[str, Any], output_dir: Path
             ";".join(member.node for member in job_run.members),
             ";".join(" ".join(map(str, member.gpu_ids)) for member in job_run.members),
         )
-        times = (job_run.job.submitted_at, job_run.started_at, job_run.ended_at, wait)
+        times = (job_run.job.submitted_at, job_run.first_started_at, job_run.ended_at, wait)
         rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:

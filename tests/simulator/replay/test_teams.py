@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,18 @@ def test_with_and_without_preemption_stand_side_by_side(trace: tuple[Path, Path]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "teams with a guarantee wait 30 s instead of 9 hours on average" in page
     assert "By team" in page
+
+
+def test_the_table_of_jobs_has_the_first_start_of_one_that_was_preempted(
+    trace: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "teams.toml").write_text("preemption = true\n[teams.a]\nguaranteed = 4\n")
+    files = ("--trace", "csv", "--nodes", str(trace[0]), "--jobs", str(trace[1]))
+    more = ("--teams", str(tmp_path / "teams.toml"), "--output-dir", str(tmp_path / "out"))
+    done = CliRunner().invoke(main, ["replay", *files, *more])
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "out" / "jobs.csv").open() as file:
+        assert [float(row["started_s"]) for row in csv.DictReader(file)] == [0.0, 3630.0]
 
 
 def test_a_wrong_teams_file_is_one_line_and_writes_nothing(trace: tuple[Path, Path], tmp_path: Path) -> None:
