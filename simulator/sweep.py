@@ -6,7 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +26,9 @@ from simulator.progress import Progress, no_progress
 
 CONNECT_TIMEOUT = "5s"
 """Time to reach a Dask scheduler."""
+
+ENDED = "a process of the runs was ended from outside, probably for want of memory"
+"""What is said of a process that did not end by itself."""
 
 
 class Case(Protocol):
@@ -84,7 +94,10 @@ def _read(path: Path) -> Result | None:
 
 @contextmanager
 def processes(workers: int | None = None) -> Iterator[Executor]:
-    """Yield an executor over that many local processes, at most one per core."""
+    """Yield an executor over that many local processes, at most one per core.
+
+    Raises `SimulationError` if one of them is killed.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers == 1:
         with ThreadPoolExecutor(1) as alone:  # saves starting a process and sending data to it
@@ -92,14 +105,20 @@ def processes(workers: int | None = None) -> Iterator[Executor]:
         return
     # A process with threads must not be forked; a fresh one imports what it needs.
     with ProcessPoolExecutor(min(workers or cores, cores), mp_context=get_context("forkserver")) as pool:
-        yield pool
+        try:
+            yield pool
+        except BrokenExecutor as error:
+            raise SimulationError(f"{ENDED}: use fewer at a time (--workers, or --jobs of vgpu)") from error
 
 
 @contextmanager
 def dask(address: str) -> Iterator[Executor]:
-    """Yield an executor over the Dask cluster there; raise `SimulationError` if it is unreachable."""
+    """Yield an executor over the Dask cluster there.
+
+    Raises `SimulationError` if it is unreachable, or its workers are killed again and again.
+    """
     try:
-        from distributed import Client
+        from distributed import Client, KilledWorker
     except ModuleNotFoundError as error:
         raise SimulationError(f"Dask is not installed: {how_to_install('dask')}") from error
     if ":" not in address:  # Dask would print a traceback later
@@ -110,4 +129,7 @@ def dask(address: str) -> Iterator[Executor]:
         raise SimulationError(f"no Dask scheduler at {address}: {error}") from error
     with client:
         executor: Executor = client.get_executor()
-        yield executor
+        try:
+            yield executor
+        except KilledWorker as error:
+            raise SimulationError(f"{ENDED}: give the workers at {address} more") from error

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from simulator import sweep
 from simulator.cli import main
+from simulator.errors import SimulationError
 from simulator.replay import comparison, report, verdict
 from simulator.replay.comparison import Source
 from simulator.replay.report import MAX_HEAT_MAPS
@@ -122,6 +126,16 @@ def test_a_damaged_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> 
     next(tmp_path.glob("*.json")).write_text("{half")
     assert sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path) == [{"square": 4}]
     assert run.seen == [2, 2]
+
+
+def killed(case: Numbered) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def test_a_process_that_is_killed_is_named() -> None:
+    with pytest.raises(SimulationError, match="want of memory: use fewer"), sweep.processes(2) as pool:
+        sweep.sweep(killed, [Numbered(1), Numbered(2)], pool)
 
 
 def compare(own: Path, *more: str) -> Result:
