@@ -158,7 +158,7 @@ def page_of(title: str, results: Sequence[Result]) -> str:
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
     """Return matplotlib figures by title; equal lines are drawn once, seeds of one name in one colour."""
-    if not any(result["curve"].get("at_s", True) for result in results):  # nothing ever happened
+    if not all(result["curve"].get("at_s", True) for result in results):  # there was no job
         return {}
     if not all(heat["nodes"] for heat in _heat_of(results).values()):  # there was no server
         return {}

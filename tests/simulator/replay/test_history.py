@@ -502,10 +502,17 @@ def test_missing_or_reordered_lines_are_named(tmp_path: Path, places: tuple[int,
     assert_refused(CliRunner().invoke(main, ["replay", "--history", str(path), "--json"]), message)
 
 
-def test_a_history_without_changes_is_drawn_without_a_warning(tmp_path: Path) -> None:
-    with GPUResourceManager.from_url("memory://") as manager:
-        (tmp_path / "history.jsonl").write_text(next(to_lines(collect(manager))))
+@pytest.mark.parametrize("policies", ["first_fit", "first_fit,tiresias"])
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_history_without_jobs_is_drawn_without_a_warning(
+    tmp_path: Path, policies: str, is_changed: bool
+) -> None:
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory()) as manager:
+        if is_changed:
+            manager.drain(1, reason="test")
+        write_file(collect(manager), tmp_path / "history.jsonl")
     arguments = ["compare", "--history", str(tmp_path / "history.jsonl"), "--workers", "1"]
+    arguments += ["--policies", policies]
     result = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "report.html")])
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("There is no job in this workload")
