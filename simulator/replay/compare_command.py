@@ -79,11 +79,13 @@ def command(
     options.reject_unused_options(given, policies, orders)
     if all(map(is_round_policy, policies)):
         why = f"has no effect with {', '.join(policies)}: round policies rank all jobs in every round"
-        reject_given(options.TEAM_OPTIONS, why)
+        reject_given((*options.TEAM_OPTIONS, "orders"), why)
     with history_as_file(given.history) as recorded:
         source = options.source_of(replace(given, history=recorded))
         seeds = seeds_of(seeds, options.seed_of(source, seed))
         comparison.check(source, policies, orders, seeds, given.solver, given.teams)
+        if not any(comparison.draws(source, policy) for policy in policies):
+            reject_given(("seeds",), f"has no effect with {', '.join(policies)}: none of them draws")
         if output_dir is not None and recorded != given.history:
             source = copied(source, output_dir / "runs")
         rules = (given.quotas, given.solver, given.teams, given.checkpoint_s)

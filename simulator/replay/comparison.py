@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ from resource_manager.core.teams import NO_TEAMS, Teams, check_teams
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
-from resource_manager.scheduling.placement.policies import get_policy, takes_seed
+from resource_manager.scheduling.placement.policies import ENTRY_POINT_GROUP, get_policy, takes_seed
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue.orders import get_order
-from simulator.errors import InputError
+from simulator.errors import InputError, SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics, openb
 from simulator.replay.curves import curve_data
@@ -25,13 +27,21 @@ from simulator.replay.history import read_history, workload_of
 from simulator.replay.job_runs import Record
 from simulator.replay.replay import CHECKPOINT_S, Replay
 from simulator.replay.workload import Workload, read_workload
+from simulator.rounds.policies import ENTRY_POINT_GROUP as ROUND_GROUP
 from simulator.rounds.policies import get_round_policy, is_round_policy
 from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
-from simulator.rounds.timed import timed_rounds
+from simulator.rounds.timed import RESIZES, timed_rounds
 
 FORMAT = 8
 """Version of a kept result; a result of another version is run again."""
+
+FILES = {
+    "openb": ("csv/*.csv", "fixtures/*.json.gz"),
+    "pollux": ("applications.json", "applications/*/*.csv", "workloads/*/*.csv"),
+    "shockwave": ("jobs.json", "throughputs.json", "gns.json"),
+}
+"""Kind of a source -> the files that its folder is read from; results may be written beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +68,25 @@ class Source:
         found: list[object] = [self.kind, self.split_large_jobs, *self.paths]
         for text in self.paths:
             path = Path(text)
-            files = sorted(path.rglob("*.*")) if path.is_dir() else [path] if path.is_file() else []
-            found += [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+            found += _stamps(each for pattern in FILES.get(self.kind, ()) for each in path.glob(pattern))
+            found += _stamps([path] if path.is_file() else [])
         return found
+
+
+def _stamps(files: Iterable[Path]) -> list[object]:
+    """Return each file, in order, with its size and the time of its last change."""
+    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)]
+
+
+def _code_of(policy: str) -> list[object]:
+    """Return the files of the package that brings a policy by an entry point; none of a built-in policy."""
+    points = (point for group in (ENTRY_POINT_GROUP, ROUND_GROUP) for point in entry_points(group=group))
+    packages = {point.module.partition(".")[0] for point in points if point.name == policy}
+    found: list[object] = []
+    for spec in filter(None, map(find_spec, sorted(packages))):
+        for root in map(Path, spec.submodule_search_locations or [spec.origin or ""]):
+            found += _stamps(root.rglob("*.py") if root.is_dir() else [root] if root.is_file() else [])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +105,8 @@ class Case:
 
     def fingerprint(self) -> str:
         """Return all that decides the result, as text."""
-        own = [self.policy, self.order, self.seed, self.quotas, self.solver, self.preemption]
+        own = [self.policy, _code_of(self.policy), self.order, self.seed, self.quotas, self.solver]
+        own.append(self.preemption)
         teams = Path(self.teams).read_text(encoding="utf-8") if self.teams else ""
         return json.dumps([FORMAT, self.source.fingerprint(), *own, teams, self.checkpoint_s])
 
@@ -101,6 +128,11 @@ def has_no_order(source: Source, policy: str) -> bool:
     return source.kind == "openb" or is_round_policy(policy)
 
 
+def draws(source: Source, policy: str) -> bool:
+    """Return True if the result depends on the seed: the order of arrivals in openb, some policies."""
+    return source.kind == "openb" or (not is_round_policy(policy) and takes_seed(get_policy(policy)))
+
+
 def cases(
     source: Source,
     policies: Sequence[str],
@@ -117,15 +149,13 @@ def cases(
     """
     found: list[Case] = []
     for policy in policies:
-        in_rounds = is_round_policy(policy)
         for order in orders[:1] if has_no_order(source, policy) else orders:
-            draws = source.kind == "openb" or (not in_rounds and takes_seed(get_policy(policy)))
             rules = "" if has_no_order(source, policy) else teams
             preempts = (False, True) if rules and load_teams(rules).preemption else (False,)
             found += [
                 Case(source, policy, order, seed, quotas, solver, rules, preemption, checkpoint_s)
                 for preemption in preempts
-                for seed in (seeds if draws else seeds[:1])
+                for seed in (seeds if draws(source, policy) else seeds[:1])
             ]
     return found
 
@@ -228,6 +258,8 @@ def rounds_of(source: Source, policy: str, solver: str) -> Rounds:
     chosen = get_round_policy(policy, solver)
     if source.kind in STUDIES:
         return study(source.kind, source.paths, chosen)
+    if getattr(chosen, "resizes", False):
+        raise SimulationError(f"{policy} {RESIZES}")
     return timed_rounds(read(source), chosen)
 
 

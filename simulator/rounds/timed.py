@@ -16,6 +16,11 @@ from simulator.rounds.job import RunningJob
 from simulator.rounds.leases import RequestLeases, gpus_of
 from simulator.rounds.policies.base import RoundPolicy
 
+RESIZES = (
+    "resizes jobs, and this workload does not say how fast a job is on other numbers of GPUs: use --trace "
+    "pollux or shockwave, or another policy"
+)
+
 
 @dataclass(slots=True, eq=False)
 class TimedJob(RunningJob):
@@ -40,10 +45,7 @@ class TimedJob(RunningJob):
 
     @property
     def max_gpus(self) -> int:
-        raise SimulationError(
-            "this policy resizes jobs, and this workload does not say how fast a job is on other numbers of "
-            "GPUs: use --trace pollux or shockwave, or another policy"
-        )
+        raise SimulationError(f"this policy {RESIZES}")
 
     @property
     def exclusive_s(self) -> float:

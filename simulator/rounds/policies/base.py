@@ -17,7 +17,11 @@ class Choice(NamedTuple):
 
 
 class RoundPolicy(Protocol):
-    """Decision, before each round, which jobs run on how many GPUs; one object serves one replay."""
+    """Decision, before each round, which jobs run on how many GPUs; one object serves one replay.
+
+    One that gives jobs other numbers of GPUs than they ask for has an attribute `resizes` that is True: it is
+    refused at once where a workload does not say how fast jobs are on them.
+    """
 
     def arrived(self, job: Job) -> None:
         """Take notice of a new job."""

@@ -16,6 +16,8 @@ class Optimus(RoundPolicy):
     The gain is the time that one more GPU saves over the job's remaining steps; both are known exactly.
     """
 
+    resizes = True
+
     def __init__(self, solve: Solve) -> None:
         pass
 

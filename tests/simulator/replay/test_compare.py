@@ -21,7 +21,9 @@ from simulator.errors import SimulationError
 from simulator.replay import comparison, report, verdict
 from simulator.replay.comparison import Source
 from simulator.replay.report import MAX_HEAT_MAPS
+from tests import package_policies
 from tests.simulator.refusing import assert_refused
+from tests.simulator.rounds.small import shockwave_job, write_pollux, write_shockwave
 
 NODES = "node,gpus,cpus\na,4,16\nb,2,16\n"
 JOBS = "job,submit_s,runtime_s,gpus,cpus,team\n" + "".join(
@@ -188,6 +190,34 @@ def test_a_changed_file_is_run_again(own: Path, one_by_one: Executor) -> None:
         results = sweep.sweep(comparison.run_case, cases, one_by_one, folder=own / "runs")
         jobs.append(results[0]["summary"]["jobs"])
     assert jobs == [40, 41]
+
+
+def test_a_run_is_repeated_if_the_package_of_its_policy_has_changed(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package_policies.install(own, monkeypatch)
+    monkeypatch.delitem(sys.modules, "our_policies", raising=False)
+    cases = comparison.cases(source(own), ["first_fit", "good"], ["fifo"], [1])
+    before = [case.fingerprint() for case in cases]
+    (own / "our_policies.py").write_text(f"{package_policies.CODE}# changed\n")
+    assert [case.fingerprint() == old for case, old in zip(cases, before, strict=True)] == [True, False]
+
+
+@pytest.mark.parametrize("study", ["pollux", "shockwave"])
+def test_a_run_depends_on_the_files_of_its_study_and_not_on_what_is_written_beside_them(
+    tmp_path: Path, study: str
+) -> None:
+    if study == "pollux":
+        made = Source(study, (str(write_pollux(tmp_path, "a,0,toy,1,8")), "1.0", "1"))
+    else:
+        made = Source(study, (str(write_shockwave(tmp_path, shockwave_job(0))),))
+    before = made.fingerprint()
+    stamped = {entry[0] for entry in before if isinstance(entry, list)}
+    assert stamped == {str(path) for path in tmp_path.rglob("*.*") if path.is_file()}
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    for name in ("summary.json", "runs/0123.json"):
+        (tmp_path / "out" / name).write_text("{}")
+    assert made.fingerprint() == before
 
 
 def row(name: str, **figures: float) -> dict[str, Any]:
@@ -399,6 +429,14 @@ def test_more_runs_than_heat_maps_are_announced(own: Path) -> None:
         (["--policies", "first_fit,worst"], "unknown policy 'worst'"),
         (["--orders", "lifo"], "unknown queue order 'lifo'"),
         (["--seeds", "3,5-1"], "'5-1' ends before it begins"),
+        (
+            ["--policies", "first_fit,tiresias", "--seeds", "1-3"],
+            "--seeds has no effect with first_fit, tiresias: none of them draws",
+        ),
+        (
+            ["--policies", "tiresias", "--orders", "srtf"],
+            "--orders has no effect with tiresias: round policies rank all jobs in every round",
+        ),
         (["--seeds", "1-99999999999"], "makes more than 100,000 seeds"),
         (["--seed", "1", "--seeds", "2-3"], "--seed is for one run; use either --seed or --seeds"),
         (["--dask", "tcp://there:1"], "--workers sets the number of local processes; it cannot be used with"),

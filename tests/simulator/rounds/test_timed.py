@@ -302,6 +302,15 @@ def test_optimus_needs_to_know_other_numbers_of_gpus(files: list[str]) -> None:
     assert "this workload does not say how fast a job is on other numbers of GPUs" in result.stderr
 
 
+def test_a_policy_that_resizes_jobs_is_refused_before_any_run(files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = command(
+        "compare", *files, "--policies", "first_fit,optimus", "--workers", "1", "--output-dir", str(out)
+    )
+    assert_refused(result, "optimus resizes jobs, and this workload does not say how fast")
+    assert not out.exists()
+
+
 def test_an_order_beside_a_round_policy_is_refused(files: list[str]) -> None:
     result = command("replay", *files, "--policy", "tiresias", "--order", "srtf")
     assert result.exit_code == 2
