@@ -14,6 +14,9 @@ from simulator.oasis.model import Instance
 from simulator.oasis.prices import Prices
 from simulator.present.figures import draw_boxes, draw_heat, draw_log_scale, draw_sweep, height_of, new_figure
 
+LEAST_PRICE = 1e-280
+"""Highest price below which a scale of logarithms cannot be drawn."""
+
 
 class PriceRecorder:
     """Recorder of the price of one worker of the mean demand on each worker server, slot by slot."""
@@ -49,17 +52,18 @@ def draw_all(
         "target_gap": boxes(gaps, "slots after the target duration"),
     }
     if "optimal" in algorithms:
-        ratios = {
-            name: [ratio for ratio in each["optimal_over_utility"] if ratio is not None]
-            for name, each in algorithms.items()
-            if name != "optimal"
-        }
+        ratios = {name: ratios_of(each) for name, each in algorithms.items() if name != "optimal"}
         found["ratio_to_optimum"] = boxes(ratios, "optimum / utility", logarithmic=True)
     if watch is not None:
         found["prices"] = prices_over_time(watch)
     for axis, points in summary.get("sweeps", {}).items():
         found[f"utility_by_{axis}"] = over_axis(axis, points)
     return found
+
+
+def ratios_of(figures: Mapping[str, Any]) -> list[float]:
+    """Return the optimum over the utility of each instance that gives both; none without an optimum."""
+    return [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
 
 
 def boxes(values: Mapping[str, Sequence[float]], label: str, *, logarithmic: bool = False) -> Any:
@@ -76,8 +80,11 @@ def prices_over_time(watch: PriceRecorder) -> Any:
     """Draw a heat map, servers by slots, of the price of a worker."""
     from matplotlib.colors import LogNorm
 
-    figure, axes = new_figure(height=1.6 + 0.12 * len(watch.rows[0]))
-    image = draw_heat(axes, np.array(watch.rows).T, across=(0, len(watch.rows)), norm=LogNorm())
+    prices = np.array(watch.rows).T
+    # Where nothing has a price there is no logarithm of any.
+    norm = LogNorm() if prices.max() > LEAST_PRICE else None
+    figure, axes = new_figure(height=1.6 + 0.12 * len(prices))
+    image = draw_heat(axes, prices, across=(0, len(watch.rows)), top=1, norm=norm)
     axes.set_xlabel("slot")
     axes.set_ylabel("worker server")
     figure.colorbar(image, ax=axes, label="price of a worker", format="%g")

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.io.files import write_text
 from simulator.oasis.experiment import Comparison
-from simulator.oasis.plots import PriceRecorder, draw_all
+from simulator.oasis.plots import PriceRecorder, draw_all, ratios_of
 from simulator.present.figures import drawing, picture, same_together, save_png
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
@@ -71,8 +71,7 @@ def verdict(summary: Summary) -> list[str]:
     optimal = algorithms.get("optimal")
     if optimal:
         for name, each in algorithms.items():
-            ratios = [ratio for ratio in each.get("optimal_over_utility", ()) if ratio is not None]
-            if name == "oasis" and ratios:
+            if name == "oasis" and (ratios := ratios_of(each)):
                 lines.append(
                     f"The optimum is {fmean(ratios):.3f} times OASiS's utility on average, {max(ratios):.3f}"
                     " times at worst."
@@ -103,7 +102,7 @@ def tables(summary: Summary) -> list[Table]:
         columns.append(Column("optimum / utility", digits=3))
     rows: list[list[Cell]] = []
     for name, figures in summary["algorithms"].items():
-        ratios = [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
+        ratios = ratios_of(figures)
         spent = figures.get("decision_ms_mean")
         means = [fmean(figures[key]) for key in ("utility", "accepted", "completed")]
         rows.append([name, *means, None if spent is None else spent / 1000])

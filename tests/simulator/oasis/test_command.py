@@ -246,6 +246,18 @@ def test_options_for_drawn_instances_are_refused_beside_a_given_one(
     assert result.stderr == f"Error: {option[0]} shapes drawn instances; it cannot be used with --instance\n"
 
 
+def test_prices_that_are_all_0_are_drawn(document: dict[str, Any], tmp_path: Path) -> None:
+    """No server has what the jobs request, so nothing has a price."""
+    document["worker_servers"] = [{"cpu": 4}]
+    for job in document["jobs"]:
+        job |= {"w": {"gpu": 1}, "e": 0}
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(document))
+    result = simulate("--instance", path, "--output-dir", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "prices.png").is_file()
+
+
 def test_the_eta_of_the_proof_makes_first_prices_lower_and_alpha_higher() -> None:
     given, proof = (
         summary("--seed", 2, "--load", 1, *eta)["algorithms"]["oasis"] for eta in ((), ("--eta", "proof"))
