@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -24,21 +26,25 @@ MIB = 1024 * 1024
 Amount = Annotated[float, Field(ge=0, le=MAX_VALUE, allow_inf_nan=False)]
 
 
-class _File(BaseModel):
+class _Entry(BaseModel):
     id: str
+
+
+Entry = TypeVar("Entry", bound=_Entry)
+
+
+class _File(_Entry):
     sizeInBytes: Amount
 
 
-class _Task(BaseModel):
-    id: str
+class _Task(_Entry):
     parents: list[str] = []
     children: list[str] = []
     inputFiles: list[str] = []
     outputFiles: list[str] = []
 
 
-class _Run(BaseModel):
-    id: str
+class _Run(_Entry):
     runtimeInSeconds: Amount
     coreCount: Annotated[float, Field(gt=0, le=MAX_VALUE, allow_inf_nan=False)] | None = None
     memoryInBytes: Amount | None = None
@@ -72,16 +78,12 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
     """
     path = Path(path)
     try:
-        instance = _Instance.model_validate_json(path.read_bytes())
+        instance = _Instance.model_validate_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         raise WorkflowError(f"not a WfCommons 1.5 workflow: {first_error(error)}", path=path) from error
     tasks = instance.workflow.specification.tasks
-    number = {task.id: fn_id for fn_id, task in enumerate(tasks)}
-    if len(number) != len(tasks):
-        ids = [task.id for task in tasks]
-        twice = next(name for name in ids if ids.count(name) > 1)
-        raise WorkflowError(f"the task {twice!r} is given twice", path=path)
-    runs = {run.id: run for run in instance.workflow.execution.tasks}
+    number = {task: fn_id for fn_id, task in enumerate(_by_id(path, "task", tasks))}
+    runs = _by_id(path, "execution of the task", instance.workflow.execution.tasks)
     for task in tasks:
         if task.id not in runs:
             raise WorkflowError(
@@ -100,8 +102,18 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
     )
 
 
+def _by_id(path: Path, what: str, entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Return the entries by id; raise `WorkflowError` for one that is given twice."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.id in found:
+            raise WorkflowError(f"the {what} {entry.id!r} is given twice", path=path)
+        found[entry.id] = entry
+    return found
+
+
 def _edges(path: Path, specification: _Specification, number: dict[str, int]) -> list[tuple[int, int, int]]:
-    size = {file.id: int(file.sizeInBytes) for file in specification.files}
+    size = {name: int(file.sizeInBytes) for name, file in _by_id(path, "file", specification.files).items()}
     pairs: set[tuple[int, int]] = set()
     for task in specification.tasks:
         for other in (*task.parents, *task.children):

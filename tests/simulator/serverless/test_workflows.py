@@ -164,9 +164,9 @@ def instance() -> dict[str, Any]:
     }
 
 
-def wfcommons(folder: Path, content: dict[str, Any]) -> WorkflowTemplate:
+def wfcommons(folder: Path, content: dict[str, Any], encoding: str = "utf-8") -> WorkflowTemplate:
     path = folder / "two.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding)
     return read_workflow(path, 1000)
 
 
@@ -177,6 +177,7 @@ def test_a_wfcommons_instance_is_read(tmp_path: Path) -> None:
     assert template.memory_reqs == (2, 128)
     assert template.parallelisms == (2, 1)
     assert template.edges == ((0, 1, 70),)
+    assert wfcommons(tmp_path, instance(), "utf-8-sig") == template
 
 
 def test_an_invalid_wfcommons_instance_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -200,6 +201,11 @@ def test_an_invalid_wfcommons_instance_is_refused_with_the_reason(tmp_path: Path
     del content["workflow"]["execution"]["tasks"][1]
     with pytest.raises(WorkflowError, match="no execution"):
         wfcommons(tmp_path, content)
+    for where, what in (("execution", "execution of the task 'a'"), ("specification", "task 'a'")):
+        content = instance()
+        content["workflow"][where]["tasks"] *= 2
+        with pytest.raises(WorkflowError, match=f"the {what} is given twice"):
+            wfcommons(tmp_path, content)
     (tmp_path / "two.json").write_text("{")
     with pytest.raises(WorkflowError, match="not a WfCommons"):
         read_workflow(tmp_path / "two.json")
