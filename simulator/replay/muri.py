@@ -85,14 +85,19 @@ ORDERS: dict[str, Key] = {
 def read_jobs(folder: Path, name: str) -> list[Job]:
     """Return the jobs of a trace by submission time; raise `InputError` with file, line and reason."""
     path = folder / f"{name}.csv"
-    jobs = [_job(row) for row in read_csv(path, COLUMNS)]
+    ids: set[str] = set()
+    jobs = [_job(row, ids) for row in read_csv(path, COLUMNS)]
     if not jobs:
         raise InputError("the trace lists no job", path=path)
     return sorted(jobs, key=lambda job: job.submitted_at)
 
 
-def _job(row: Row) -> Job:
-    model, gpus = row.text("model_name"), row.whole("num_gpu")
+def _job(row: Row, ids: set[str]) -> Job:
+    """Return the job of a row, whose id is to be none of `ids`, and add it to them."""
+    name, model, gpus = row.text("job_id"), row.text("model_name"), row.whole("num_gpu")
+    if not name or name in ids:
+        raise row.fail(f"job_id {name!r} is empty or used twice")
+    ids.add(name)
     if model not in OVERHEAD_S:
         raise row.fail(f"unknown model {model!r}; known are {', '.join(OVERHEAD_S)}")
     if gpus not in GPU_COUNTS:
@@ -102,7 +107,7 @@ def _job(row: Row) -> Job:
         raise row.fail("iterations and iteration_time must be above 0")
     share = min(gpus, GPUS_PER_SERVER)
     return Job(
-        tuple(Request(f"{row.text('job_id')}/{part}", share) for part in range(gpus // share)),
+        tuple(Request(f"{name}/{part}", share) for part in range(gpus // share)),
         gpus,
         row.number("submit_time") / 1000,
         iteration_ms * PROFILED_SLOWDOWN / 1000,

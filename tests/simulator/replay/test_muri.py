@@ -130,6 +130,10 @@ def test_a_shorter_job_preempts_a_longer_one(tmp_path: Path) -> None:
         ("a,3,0,1000,bert,1000", "made.csv:2: num_gpu is 3, not one of"),
         ("a,1,-5,1000,bert,1000", "made.csv:2: submit_time is -5, not a finite number of 0 or more"),
         ("a,1,0,0,bert,1000", "made.csv:2: iterations and iteration_time must be above 0"),
+        (
+            "a,1,0,10,bert,1000\na,1,9,10,bert,1000",
+            "made.csv:3: job_id 'a' is empty or used twice",
+        ),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
