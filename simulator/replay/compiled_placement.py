@@ -86,7 +86,7 @@ def choose(
         )
         for kind, _ in fragmentation.mix
     ]
-    ids = np.zeros(sum(pod.gpus for pod in arrivals) + 1, np.int64)
+    ids = np.zeros(sum(pod.gpus for pod in arrivals if pod.gpus <= width) + 1, np.int64)
     chosen = _place_all(
         POLICIES[policy],
         seed,

@@ -75,10 +75,6 @@ class PlacementResult:
     cluster: ClusterState
     times: Times
 
-    @property
-    def count(self) -> int:
-        return len(self.cluster.leases)
-
 
 def read_trace(folder: Path, pods: str, seed: int) -> Trace:
     """Return the trace in the folder, in the seed's fixture order, or in one drawn from the seed.
@@ -313,7 +309,7 @@ def replay(
     summary = {
         "policy": policy_name,
         "pods": len(placed.steps),
-        "placed": placed.count,
+        "placed": len(placed.cluster.leases),
         "never_fit": trace.misfits,
         "never_fit_rows": trace.misfit_rows,
         "allocated_percent": rows[-1][1],

@@ -166,6 +166,14 @@ def test_a_pod_larger_than_any_node_arrives_and_is_never_placed(
     assert [row[1] for row in rows[arrived - 1 : arrived + 1]] == [12.5, 12.5]
 
 
+@pytest.mark.parametrize("policy", DETERMINISTIC)
+def test_a_pod_of_more_gpus_than_there_is_memory_for_is_never_placed(small: Path, policy: str) -> None:
+    pods = PODS.replace("p2,1000,10,2", "p2,1000,10,1000000000000000")
+    (small / "csv" / "openb_pod_list_default.csv").write_text(pods)
+    summary, _ = replay(read_trace(small, "default", 1), policy, 1)
+    assert (summary["placed"], summary["never_fit"]) == (3, 1)
+
+
 def test_without_fixtures_the_seed_draws_the_order(small: Path) -> None:
     shutil.rmtree(small / "fixtures")
     first, again, other = (read_trace(small, "default", seed) for seed in (1, 1, 2))
