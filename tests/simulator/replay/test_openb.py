@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from simulator.cli import main
+from simulator.replay.comparison import Source
 from simulator.replay.openb import CURVE_COLUMNS, place, policy_for, read_trace, replay
 from tests.simulator.refusing import assert_refused
 
@@ -172,6 +173,12 @@ def test_a_pod_of_more_gpus_than_there_is_memory_for_is_never_placed(small: Path
     (small / "csv" / "openb_pod_list_default.csv").write_text(pods)
     summary, _ = replay(read_trace(small, "default", 1), policy, 1)
     assert (summary["placed"], summary["never_fit"]) == (3, 1)
+
+
+def test_a_kept_result_depends_on_every_file_of_the_trace(small: Path) -> None:
+    found = Source("openb", (str(small), "default")).fingerprint()
+    stamped = {entry[0] for entry in found if isinstance(entry, list)}
+    assert stamped == {str(path) for path in small.rglob("*.*")}
 
 
 def test_without_fixtures_the_seed_draws_the_order(small: Path) -> None:
