@@ -1,4 +1,4 @@
-"""The configuration of docs/proxy.md on a real nginx: TLS, log-in, callers told apart, events at once."""
+"""The configuration of docs/proxy.md on a real nginx: TLS, log-in, callers told apart, large bodies."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from demo.stack import answers, free_ports
 from resource_manager.cli.install_files import write_files
+from resource_manager.rest.api.servers import MAX_CLUSTER_BYTES
 from tests.e2e.bench import wait_for
 from tests.redis_server import RedisServer
 
@@ -25,7 +26,7 @@ PROGRAM = [sys.executable, "-m", "resource_manager.cli"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NGINX is None, reason="needs nginx (Debian: nginx-light)")]
 
-MAIN = """daemon off; pid {folder}/pid; error_log {folder}/error.log;
+MAIN = """daemon off; user root; pid {folder}/pid; error_log {folder}/error.log;
 events {{}}
 http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;
 fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
@@ -87,3 +88,6 @@ def test_the_service_behind_the_proxy_of_the_page(proxied: tuple[httpx.Client, s
         assert next(events.iter_lines()), "the first event is not kept back"
     client.get("/api/status", headers={"Authorization": f"Bearer {token}", "X-Forwarded-For": "10.9.8.7"})
     assert "10.9.8.7" not in log.read_text(), "the proxy says who calls, not the caller"
+    bearer = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    large = client.put("/api/cluster", content=b" " * (MAX_CLUSTER_BYTES - 1), headers=bearer)
+    assert large.status_code == 400, large.text

@@ -188,7 +188,7 @@ class ServiceConnection:
             raise ServiceUnavailableError(
                 502 if response.is_success else response.status_code,
                 f"no answer from {self.url}{self._way}: a proxy before it gave {status} to {method} {path}"
-                if (status := response.status_code) >= 500
+                if (status := response.status_code) >= 500 or status == 413
                 else f"{self.url} is not a GPU manager: {method} {path}{self._way} gave {status}"
                 + _elsewhere(response)
                 + (f"; that of an Airflow with the plugin is {self.url}/gpu" if of_airflow else ""),

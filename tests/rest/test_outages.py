@@ -28,6 +28,7 @@ STRANGERS: list[tuple[int, dict[str, Any], str]] = [
     (502, {"html": PAGE}, r"^no answer from http://gpus: a proxy before it gave 502 to GET /api/status$"),
     (503, {"html": PAGE}, r"^no answer from http://gpus: a proxy before it gave 503 to GET /api/status$"),
     (504, {"json": {"message": "x"}}, r"^no answer from http://gpus: a proxy before it gave 504 to GET"),
+    (413, {"html": PAGE}, r"^no answer from http://gpus: a proxy before it gave 413 to GET /api/status$"),
     (404, {"html": PAGE}, r"^http://gpus is not a GPU manager: GET /api/status gave 404$"),
     (404, {"json": {"message": "no route"}}, r"^http://gpus is not a GPU manager: GET /api/status gave 404$"),
     (
