@@ -83,6 +83,13 @@ def test_services_of_one_store_are_not_summed_and_gpu_types_are_kept() -> None:
             assert expression.count(metric) == expression.count(by_type), where
 
 
+def test_the_alert_of_a_service_that_cannot_be_scraped_names_each_reason() -> None:
+    """A token that has expired looks like a service that is down: `up` is 0, and its probes are well."""
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    [text] = [rule["annotations"]["description"] for rule in rules if rule["alert"] == "GpuManagerDown"]
+    assert [word for word in ("/livez", "/readyz", "token") if word not in text] == []
+
+
 Series = dict[str, str]
 Case = tuple[Series, dict[str, list[str]]]
 
