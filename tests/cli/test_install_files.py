@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import compileall
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,14 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
         refused = CliRunner().invoke(main, ["files", "servers", "--output", str(folder)])
         assert refused.stderr == f"Error: {folder}/servers.toml: No space left on device\n"
         assert [path.name for path in folder.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("kind", ["compose", "container"])
+def test_an_image_takes_the_newest_of_the_wheels_beside_its_file(kind: str, tmp_path: Path) -> None:
+    for version in ("0.9.0", "0.10.0", "0.2.0"):
+        (tmp_path / f"gpu_resource_manager-{version}-py3-none-any.whl").touch()
+    install_files.write_files(kind, tmp_path)
+    [wheel] = re.findall(r'"(\$\(.*whl.*\))\[', (tmp_path / "Dockerfile").read_text())
+    command = ["sh", "-c", f'echo "{wheel}"'.replace("/tmp/", f"{tmp_path}/")]
+    named = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert named == f"{tmp_path}/gpu_resource_manager-0.10.0-py3-none-any.whl\n"
