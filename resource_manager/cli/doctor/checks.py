@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resource_manager import __version__
@@ -117,26 +117,33 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any], now: float) -> 
 
 
 def of_agent_tokens(
-    tokens: Iterable[Token], last_uses: Mapping[str, float], reported_at: Mapping[str, float], now: float
+    tokens: Iterable[Token],
+    last_uses: Mapping[str, float],
+    reported_at: Mapping[str, float],
+    servers: Collection[str],
+    now: float,
 ) -> list[Finding]:
-    """Return the tokens of servers that are in use after the last report of their server, if it ever came.
+    """Return the tokens of servers that are in use although no report of their server is taken.
 
-    `last_uses` are the noted times by token id, `reported_at` those of the last reports by server.
+    `last_uses` are the noted times by token id, `reported_at` those of the last reports by server; those
+    and `now` are by the clock of the store, which that of the service need not follow.
     """
     from resource_manager.rest.tokens import USE_EVERY_S
 
     found = []
     for token in filter(lambda token: token.server, tokens):
-        used_at = last_uses.get(token.token_id, 0.0)
-        if (
-            now - used_at < USE_EVERY_S + LAST_REPORT_S
-            and used_at - reported_at.get(token.server, 0.0) > LAST_REPORT_S
-        ):
-            found.append(
-                f"{token.server}: its agent's token is in use, but no report of it comes: another server "
-                f"sends with it: gpu-manager agent install {token.server} --service URL gives it a new one, "
-                f"gpu-manager token revoke {token.token_id} ends this one"
-            )
+        used_at, last_at = last_uses.get(token.token_id, 0.0), reported_at.get(token.server, 0.0)
+        if now - used_at >= USE_EVERY_S + LAST_REPORT_S or min(used_at, now) - last_at <= LAST_REPORT_S:
+            continue
+        todo = (
+            "no report of it is taken: on it, journalctl -u gpu-manager-agent says why. If it says nothing, "
+            f"another server sends with it: gpu-manager agent install {token.server} --service URL gives it "
+            f"a new one, gpu-manager token revoke {token.token_id} ends this one"
+            if token.server in servers
+            else "the cluster has no such server: stop its agent, then gpu-manager token revoke "
+            + token.token_id
+        )
+        found.append(f"{token.server}: its agent's token is in use, but {todo}")
     return [Finding(False, text) for text in found]
 
 

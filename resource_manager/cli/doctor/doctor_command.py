@@ -135,11 +135,12 @@ def _of_tokens(target: Target) -> list[Finding]:
     from resource_manager.cli.token_commands import token_store
     from resource_manager.fleet.records import records_of
 
-    store, tokens = target.on_store().store, token_store(target, None)
+    manager, tokens = target.on_store(), token_store(target, None)
     known = tokens.read().values()
-    records = records_of(store, {token.server for token in known if token.server})
+    records = records_of(manager.store, {token.server for token in known if token.server})
     reported_at = {server: record.received_at for server, record in records.items()}
-    return of_agent_tokens(known, tokens.last_uses(), reported_at, time.time())
+    servers, now = manager.read(lambda cluster, now: ({state.name for state in cluster.nodes}, now))
+    return of_agent_tokens(known, tokens.last_uses(), reported_at, servers, now)
 
 
 def _of_machine() -> Finding:

@@ -162,18 +162,27 @@ def test_a_full_disk_and_a_cluster_that_is_not_as_its_file() -> None:
     assert faults(checks.of_cluster({}, [notice])) == [notice]
 
 
-def test_another_servers_token_and_a_copied_instance_id_are_found() -> None:
+def test_a_token_of_an_agent_whose_reports_are_not_taken_is_found() -> None:
     of_agent = Token("1", "agent of gpu-a", "agent", "", 0.0, server="gpu-a")
     tokens = [of_agent, Token("2", "olga", "operator", "", 0.0)]
+
+    def texts(used_at: float, reported_at: dict[str, float], servers: Any = ("gpu-a",)) -> list[str]:
+        uses = {"1": used_at, "2": 995.0}
+        return faults(checks.of_agent_tokens(tokens, uses, reported_at, servers, 1000.0))
+
     for reported_at in ({}, {"gpu-a": 500.0}):
-        [text] = faults(checks.of_agent_tokens(tokens, {"1": 995.0, "2": 995.0}, reported_at, 1000.0))
-        assert text.startswith(
-            "gpu-a: its agent's token is in use, but no report of it comes: another server"
-        )
-    assert checks.of_agent_tokens(tokens, {"1": 995.0}, {"gpu-a": 997.0}, 1000.0) == []
-    last = {"gpu-a": 960.0}
-    assert checks.of_agent_tokens(tokens, {"1": 960.0}, last, 1000.0) == [], "an agent that has just ended"
-    assert checks.of_agent_tokens(tokens, {"1": 5.0}, {}, 1000.0) == [], "nobody uses it"
+        [text] = texts(995.0, reported_at)
+        assert text.startswith("gpu-a: its agent's token is in use, but no report of it is taken: ")
+        assert text.index("journalctl") < text.index("another server"), "its log tells what was refused"
+        [text] = texts(995.0, reported_at, ())
+        assert text.endswith("has no such server: stop its agent, then gpu-manager token revoke 1")
+    assert texts(995.0, {"gpu-a": 997.0}) == []
+    assert texts(960.0, {"gpu-a": 960.0}) == [], "an agent that has just ended"
+    assert texts(5.0, {}) == [], "nobody uses it"
+    assert texts(1120.0, {"gpu-a": 997.0}) == [], "the clock of the service is not that of the store"
+
+
+def test_a_copied_instance_id_is_found() -> None:
     [text] = faults(checks.of_instance("k7wd", [TaskIdentity("k7wd", "d", "r", "t")]))
     assert text.startswith("1 lease with its instance id k7wd of no task of it, such as d.t: another Airflow")
     assert checks.of_instance("k7wd", []) == []
