@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import flask
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
+from itsdangerous import URLSafeTimedSerializer
 
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.commit.asking import Asking
@@ -24,6 +25,7 @@ from resource_manager.rest.routing import unknown_path
 from resource_manager.rest.service import EXTENSION, Service
 from resource_manager.rest.sessions import SESSION_LIFE_S
 from resource_manager.rest.sign_on import routes as _sign_on  # noqa: F401 - it adds its routes
+from resource_manager.rest.signing import LenientSigner
 from resource_manager.storage import codec
 
 logger = logging.getLogger("resource_manager.rest.access")
@@ -35,7 +37,13 @@ MAX_LOGGED = 20
 
 
 class CookieSessions(SecureCookieSessionInterface):
-    """Sessions of Flask, without the cost of one for calls that have no cookie: most are programs."""
+    """Sessions of Flask that services share whose clocks differ, without the cost of one for programs."""
+
+    def get_signing_serializer(self, app: flask.Flask) -> URLSafeTimedSerializer | None:
+        signs = super().get_signing_serializer(app)
+        if signs is not None:
+            signs.signer = LenientSigner
+        return signs
 
     def open_session(self, app: flask.Flask, request: flask.Request) -> SecureCookieSession | None:
         return super().open_session(app, request) if "Cookie" in request.headers else self.session_class()

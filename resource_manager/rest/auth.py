@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import flask
-from itsdangerous import BadData, URLSafeTimedSerializer
+from itsdangerous import BadData
 
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.cluster_file.sign_on import LOOPBACK_NAMES
 from resource_manager.rest import tokens
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.sessions import SessionStore
+from resource_manager.rest.signing import serializer
 from resource_manager.rest.tokens import USE_EVERY_S, Role, Token, TokenStore
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
 CSRF_LIFE_S = 12 * 3600
+CSRF_SALT = "gpu-manager-csrf"
 TOKEN_CACHE_S = 2.0
 """Longest time that a revoked token still works; saves a read of the token store for each request."""
 
@@ -287,7 +289,7 @@ def _unknown_caller(authorization: str | None) -> ProblemError:
 
 def csrf_token(secret: str, identity: Identity) -> str:
     """Return a token for the forms of this caller, valid for `CSRF_LIFE_S` seconds."""
-    return _csrf(secret).dumps(identity.name)
+    return serializer(secret, CSRF_SALT).dumps(identity.name)
 
 
 def check_csrf(secret: str, identity: Identity, request: Any) -> None:
@@ -298,14 +300,10 @@ def check_csrf(secret: str, identity: Identity, request: Any) -> None:
         request.form.get(CSRF_FIELD, "") if request.mimetype == "application/x-www-form-urlencoded" else ""
     )
     try:
-        name = _csrf(secret).loads(text, max_age=CSRF_LIFE_S)
+        name = serializer(secret, CSRF_SALT).loads(text, max_age=CSRF_LIFE_S)
     except BadData:
         name = None
     if name != identity.name:
         raise ProblemError(
             403, f"the CSRF token is missing or too old; send {CSRF_HEADER}, or reload the page"
         )
-
-
-def _csrf(secret: str) -> URLSafeTimedSerializer:
-    return URLSafeTimedSerializer(secret, salt="gpu-manager-csrf")

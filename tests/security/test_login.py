@@ -18,6 +18,7 @@ from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.redis_persistence import RedisSessions
 from resource_manager.rest.service import Service
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S, MemorySessions, SessionFile
+from resource_manager.rest.signing import CLOCKS_DIFFER_S
 from resource_manager.rest.sql_persistence import SqlSessions
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
@@ -157,6 +158,25 @@ def test_a_second_log_in_ends_the_session_before(service: Service, kept: Persist
     assert again.status_code == 303
     assert browser.get("/api/status").status_code == 200
     assert thief.get("/api/status").status_code == 401
+
+
+def test_what_one_service_signs_is_good_at_another_whose_clock_is_behind(
+    service: Service, kept: Persistence, set_wall_clock: Any
+) -> None:
+    """Services of one store that a proxy spreads the calls over are on machines of their own."""
+    browser = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "ada", Role.READER)
+    for ahead_s, status in ((CLOCKS_DIFFER_S - 5, 200), (CLOCKS_DIFFER_S + 5, 401)):
+        set_wall_clock(lambda now, ahead_s=ahead_s: now + ahead_s)
+        assert browser.post("/login", data={"token": text}).status_code == 303
+        page = browser.get("/").get_data(as_text=True)
+        set_wall_clock(lambda now: now)
+        assert browser.get("/api/status").status_code == status
+        if status == 200:
+            [csrf] = re.findall(r'data-csrf="([^"]+)"', page)
+            assert browser.post("/logout", data={"csrf_token": csrf}).status_code == 303
+    set_wall_clock(lambda now: now + SESSION_LIFE_S + CLOCKS_DIFFER_S + 6)
+    assert browser.get("/api/status").status_code == 401, "and it ends when it did before"
 
 
 @pytest.fixture(params=["memory", "file", "redis", "sqlite", *DATABASES])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from itsdangerous import BadData, URLSafeTimedSerializer
+from itsdangerous import BadData
 
 from resource_manager.core.cluster_settings import SignOn
 from resource_manager.errors import SettingsError
@@ -19,10 +19,13 @@ from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.sessions import SESSION_LIFE_S
 from resource_manager.rest.sign_on.person import person_of
 from resource_manager.rest.sign_on.provider import Provider, RefusedLogInError
+from resource_manager.rest.signing import serializer
 from resource_manager.rest.tokens import Token
 
 LOG_IN_S = 600
 """Time that a person may take to log in at the provider."""
+
+SALT = "gpu-manager-sign-on"
 
 RATE = "300/minute"
 """Calls of one address that ask the provider."""
@@ -59,7 +62,7 @@ class SignOnDesk:
     def begin(self, provider: Provider, redirect_uri: str, destination: str) -> tuple[str, str]:
         """Return where the browser goes to log in, and the cookie with which it comes back."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        cookie = self._signer().dumps([state, nonce, verifier, destination])
+        cookie = serializer(self.secret, SALT).dumps([state, nonce, verifier, destination])
         return provider.authorization_url(redirect_uri, state, nonce, verifier), str(cookie)
 
     def end(
@@ -67,7 +70,8 @@ class SignOnDesk:
     ) -> tuple[Token, str]:
         """Return the token of who came back from the provider, and where they wanted to go."""
         try:
-            state, nonce, verifier, destination = self._signer().loads(cookie, max_age=LOG_IN_S)
+            signed = serializer(self.secret, SALT).loads(cookie, max_age=LOG_IN_S)
+            state, nonce, verifier, destination = signed
         except BadData as error:
             again = "it was begun in another browser, or took too long: begin again"
             raise RefusedLogInError(again) from error
@@ -102,6 +106,3 @@ class SignOnDesk:
             if state in self._used:
                 raise RefusedLogInError("it is over already: begin again")
             self._used[state] = now + LOG_IN_S
-
-    def _signer(self) -> URLSafeTimedSerializer:
-        return URLSafeTimedSerializer(self.secret, salt="gpu-manager-sign-on")

@@ -203,6 +203,15 @@ def test_a_key_that_cannot_be_read_keeps_nobody_out(browser: FlaskClient, provid
     assert "its keys cannot be read" in refused(log_in(browser))
 
 
+def test_a_log_in_may_end_at_a_service_whose_clock_is_behind(
+    browser: FlaskClient, set_wall_clock: Any
+) -> None:
+    set_wall_clock(lambda now: now + 30.0)
+    back = at_provider(browser)
+    set_wall_clock(lambda now: now)
+    assert browser.get(back).status_code == 200
+
+
 def test_a_log_in_ends_once_and_in_the_browser_that_began_it(
     browser: FlaskClient, provider: OpenIdProvider
 ) -> None:
