@@ -22,11 +22,10 @@ MAX_HOLD_S = 25.0
 
 
 class Page(TypedDict, Generic[T]):
-    """One page of a list; `next` is null on the last one. `total` counts the whole list, if known."""
+    """One page of a list; `next` is null on the last one."""
 
     items: list[T]
     next: int | None
-    total: NotRequired[int]
 
 
 class Change(TypedDict):

@@ -141,7 +141,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
 
     def coming(self) -> list[ComingDemand]:
         """Return the announced demands, the next first."""
-        return list(self._http.pages(ComingDemand, "/api/coming"))
+        return list(self._http.pages(ComingDemand, "/api/coming", limit=None))
 
     def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
         """Return the result that was stored as the lease was released, for 7 days; by default the newest."""
@@ -345,7 +345,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
 
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the manager's queue, each entry with `estimated_start`, which the service has anyway."""
-        return list(self._http.pages(QueueEntry, "/api/queue"))
+        return list(self._http.pages(QueueEntry, "/api/queue", limit=None))
 
     def explain(
         self,

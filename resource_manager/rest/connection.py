@@ -117,11 +117,15 @@ class ServiceConnection:
         self.client.close()
 
     def pages(
-        self, kind: type[T], path: str, after: int = 0, limit: int | None = None, **asked: str
+        self, kind: type[T], path: str, after: int = 0, limit: int | None = PAGE, **asked: str
     ) -> Iterator[T]:
+        """Yield the items of all pages: without `limit` a service gives the queue as one, and so all demands.
+
+        Smaller pages of these are cut by position: one that leaves between two would hide another.
+        """
         following: int | None = after
         while following is not None:
-            query = {"after": following, "limit": PAGE if limit is None else limit, **asked}
+            query = {"after": following, **asked} | ({} if limit is None else {"limit": limit})
             page = self.get(Page[kind], path, query)  # type: ignore[valid-type]
             yield from page["items"]
             before, following = following, page["next"]

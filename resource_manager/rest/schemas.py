@@ -353,8 +353,8 @@ class GpusQuery(PageQuery):
     servers: list[Text] = Field(default=[], max_length=PAGE_LIMIT, description="Names of the servers.")
 
 
-class StatusQuery(Query):
-    """`GET /api/status`: all servers, or one page of them."""
+class ListQuery(Query):
+    """A list as a whole or, with `limit`, a page of it, cut by position."""
 
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     after: Annotated[int, Field(ge=0, le=2**53)] = 0

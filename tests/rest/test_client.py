@@ -79,7 +79,9 @@ def test_explain_sends_every_option_that_affects_the_answer(
             )
 
 
-def test_lists_are_read_to_the_last_page(client: ServiceClient, manager: GPUResourceManager) -> None:
+def test_lists_are_read_to_the_last_page_and_a_queue_that_moves_on_as_a_whole(
+    client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager.apply(ClusterForm.model_validate({"servers": [{"name": "a", "gpus": 8, "cpus": 3 * PAGE}]}))
     held, pending = 2 * PAGE + 1, PAGE + 1
     for number in range(held):
@@ -87,6 +89,14 @@ def test_lists_are_read_to_the_last_page(client: ServiceClient, manager: GPUReso
     for number in range(pending):
         manager.submit(f"w{number}", 8, 1)
     assert [lease["task_id"] for lease in client.leases()] == [f"t{number}" for number in range(held)]
+    read = manager.queue
+
+    def queue_that_moves_on() -> Any:
+        entries = read()
+        manager.cancel(entries[0]["task_id"])
+        return entries
+
+    monkeypatch.setattr(manager, "queue", queue_that_moves_on)
     assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(pending)]
 
 

@@ -37,14 +37,12 @@ def gpus(service: Service, caller: Identity, query: schemas.GpusQuery) -> Page[S
 
 
 @routes.add("GET", "/api/status", Role.READER, tag="servers")
-def status(service: Service, caller: Identity, query: schemas.StatusQuery) -> results.Summary:
+def status(service: Service, caller: Identity, query: schemas.ListQuery) -> results.Summary:
     """Free and allocated capacity of every server."""
     summary = service.manager.summary()
     if query.limit is not None or query.after:
-        servers = summary["servers"]
-        end = len(servers) if query.limit is None else query.after + query.limit
-        summary["servers"] = servers[query.after : end]
-        summary["next"] = end if end < len(servers) else None
+        page = _page_of(summary["servers"], query)
+        summary["servers"], summary["next"] = page["items"], page["next"]
     return summary
 
 
@@ -137,21 +135,20 @@ def _named(service: Service, caller: Identity, query: schemas.TaskQuery) -> resu
 
 
 @routes.add("GET", "/api/queue", Role.READER, tag="queue")
-def queue(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[results.QueueEntry]:
+def queue(service: Service, caller: Identity, query: schemas.ListQuery) -> Page[results.QueueEntry]:
     """Pending requests in queue order, with their estimated start."""
     return _page_of(service.manager.queue(), query)
 
 
 @routes.add("GET", "/api/coming", Role.READER, tag="queue")
-def coming(service: Service, caller: Identity, query: schemas.PageQuery) -> Page[results.ComingDemand]:
+def coming(service: Service, caller: Identity, query: schemas.ListQuery) -> Page[results.ComingDemand]:
     """Demands that tasks of running DAGs will make, the next first."""
     return _page_of(service.manager.coming(), query)
 
 
-def _page_of(items: list[T], query: schemas.PageQuery) -> Page[T]:
-    end = query.after + query.limit
-    page = items[query.after : end]
-    return {"items": page, "next": end if end < len(items) else None, "total": len(items)}
+def _page_of(items: list[T], query: schemas.ListQuery) -> Page[T]:
+    end = len(items) if query.limit is None else query.after + query.limit
+    return {"items": items[query.after : end], "next": end if end < len(items) else None}
 
 
 @routes.add("GET", "/api/history", Role.READER, tag="history")
