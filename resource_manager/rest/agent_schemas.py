@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from resource_manager.agent.probe import MAX_ERROR
-from resource_manager.agent.report_format import Time
+from resource_manager.agent.report_format import Report, Time
 from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest.schemas import Body, Query
@@ -29,6 +29,10 @@ class AgentJobsQuery(Query):
     known: Text = ""
     wait: Annotated[float, Field(ge=0, le=60)] = 0.0
     version: Text = ""
+
+
+class ReportBody(Report):
+    """`POST /api/reports`: what the probe of a server saw, in at most 8 MiB."""
 
 
 class JobStatus(Body):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from resource_manager import __version__
 from resource_manager.rest.answers import Problem
@@ -26,7 +26,7 @@ def document(routes: tuple[Route, ...], gpus: tuple[int, int], prefix: str = "")
     at which the service is mounted. It is made once for each of these, and is not to be changed.
     """
     shown = [route for route in routes if not route.page]
-    kinds = {Problem: None} | {kind: None for route in shown for kind in (route.body, route.answer) if kind}
+    kinds = {Problem: None} | {kind: None for route in shown for kind in (_body(route), route.answer) if kind}
     schema_of, schemas = TypeAdapter.json_schemas(
         [(kind, "validation", TypeAdapter(kind)) for kind in kinds], ref_template=REFERENCE
     )
@@ -75,14 +75,16 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )
-    if route.body is not None:
+    if (body := _body(route)) is not None:
         operation["requestBody"] = {
-            "required": any(field.is_required() for field in route.body.model_fields.values()),
-            "content": {
-                "application/json": {"schema": {"$ref": REFERENCE.format(model=route.body.__name__)}}
-            },
+            "required": any(field.is_required() for field in body.model_fields.values()),
+            "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=body.__name__)}}},
         }
     return operation
+
+
+def _body(route: Route) -> type[BaseModel] | None:
+    return route.body or route.described
 
 
 def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:

@@ -63,6 +63,8 @@ class Route:
     """Maximum size of the body; None: that of all routes."""
     waits: bool = False
     """Whether it may wait for an agent in its thread."""
+    described: type[BaseModel] | None = None
+    """Body as documents describe it, where the handler reads it itself."""
 
     @property
     def changes(self) -> bool:

@@ -57,3 +57,16 @@ def test_what_the_document_refers_to_is_in_it() -> None:
     parameters = described["paths"]["/api/history"]["get"]["parameters"]
     [what] = [each["schema"] for each in parameters if each["name"] == "what"]
     assert {"release", "drain"} <= set(what["enum"])
+
+
+def test_the_document_describes_the_body_of_every_change_that_has_one() -> None:
+    described = document(tuple(api.routes.all), (1, 8))
+    without = {
+        path
+        for path, methods in described["paths"].items()
+        if "requestBody" not in methods.get("post", methods.get("put", {"requestBody": None}))
+    }
+    assert without == {"/api/login"}
+    body = described["paths"]["/api/reports"]["post"]["requestBody"]
+    name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert {"format", "server", "gpus"} <= set(described["components"]["schemas"][name]["required"])

@@ -25,7 +25,14 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("POST", "/api/reports", Role.AGENT, failures=(400, 413, 415), tag="servers")
+@routes.add(
+    "POST",
+    "/api/reports",
+    Role.AGENT,
+    failures=(400, 413, 415),
+    tag="servers",
+    described=agent_schemas.ReportBody,
+)
 def reports(service: Service, caller: Identity) -> ReportAnswer:
     """Report the GPUs of a server; the answer names those to be cleaned."""
     flask.request.max_content_length = MAX_REPORT_BYTES
