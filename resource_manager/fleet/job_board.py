@@ -22,7 +22,7 @@ from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
-from resource_manager.fleet.job_places import place_jobs, unplaced_on
+from resource_manager.fleet.job_places import have_not_begun, place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
@@ -48,6 +48,8 @@ STATE_MAX_AGE_S = 0.25
 
 STOPPED_S = 30.0
 """Time within which whoever stopped a job releases its lease."""
+
+NOT_STORED = "it is not stored any more, as after 90 days or a restore without it: submit it again"
 
 
 class JobsAnswer(TypedDict):
@@ -172,6 +174,8 @@ class JobBoard:
                 return {"want": "run", "spec": {**spec_of(started), **rules_of(started)}}
             except (InvalidRequestError, LauncherError) as error:
                 self._refuse(lease, str(error))
+        elif have_not_begun(self._manager, lease):
+            self._refuse(lease, NOT_STORED)
         return None
 
     def _refuse(self, lease: Allocation, why: str) -> None:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import JobPlace, has_stored_job
 from resource_manager.errors import LeaseNotFoundError
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import leases_on
+from resource_manager.manager.agent_jobs import is_there, leases_on
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
 
@@ -51,3 +52,13 @@ def place_jobs(manager: GPUResourceManager, server: str, leases: Iterable[Alloca
                 manager.place_job(lease["task_id"], known, fencing_token=lease["fencing_token"])
             has_placed = True
     return has_placed
+
+
+def have_not_begun(manager: GPUResourceManager, lease: Allocation) -> bool:
+    """Return whether the agents of all members tell, each at the place of its job, that it has not begun."""
+    for job in RunningJob.all_of(lease):
+        state = manager.agent_state(job.server)
+        run = state["runs"].get(job.key)
+        if not is_there(state["place"], job.place) or (run is not None and run["state"] != "absent"):
+            return False
+    return True

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from resource_manager import errors
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Lease
+from resource_manager.core.models import Lease, has_stored_job
 from resource_manager.core.search import restored, unsearched
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
 from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.incarnation import backup_id_of, new_id, new_incarnation
+from resource_manager.storage.jobs import LIVE_S, JobRow, job_name
 from resource_manager.storage.locks import Lock
 
 NUMBERS_LEFT_FREE = 2**32
@@ -32,12 +33,16 @@ LARGEST_NUMBER = 2**52
 
 LOCK_TIMEOUT_S = 30.0
 
+JOBS_AT_ONCE = 200
+"""Stored jobs that are read at once: each may have some 64 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backup:
     """A state, the time of its backup by its store's clock, and the rows of the service's tokens.
 
-    `is_final`: the state takes no change after it. `incarnation` is that of the state.
+    `is_final`: the state takes no change after it. `incarnation` is that of the state. `jobs` are the stored
+    ones of its leases and requests, by their ids, as the store has them: encrypted if it has keys.
     """
 
     snapshot: Snapshot
@@ -46,6 +51,7 @@ class Backup:
     backup_id: str
     is_final: bool = False
     tokens: tuple[dict[str, Any], ...] = ()
+    jobs: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -78,9 +84,9 @@ def write_backup(
         cluster = store.refresh(None)
         if cluster is None:
             raise errors.BackupRefusedError("the store holds no state: there is nothing to back up")
-        backup = Backup(
-            cluster.snapshot(), store.now(), store.incarnation, new_id(), closing is not None, tuple(tokens)
-        )
+        snapshot, is_final = cluster.snapshot(), closing is not None
+        jobs = _stored_jobs(store, snapshot)
+        backup = Backup(snapshot, store.now(), store.incarnation, new_id(), is_final, tuple(tokens), jobs)
         try:
             with replacing(path, 0o600) as file:
                 json.dump(_to_dict(backup), file, ensure_ascii=False)
@@ -104,6 +110,7 @@ def read_backup(path: Path) -> Backup:
             str(value["backup_id"]),
             bool(value["is_final"]),
             tuple(dict(row) for row in value["tokens"]),
+            {lease_id: str.strip(text) for lease_id, text in value.get("jobs", {}).items()},
         )
         ClusterState.from_snapshot(backup.snapshot)  # else restored, it could never be opened
         if not (backup.name and re.fullmatch("[0-9a-f]*", backup.incarnation)):
@@ -143,6 +150,8 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
             )
             went_on = stored if is_later else None
             snapshot = _continued(backup, stored, now, is_whole=is_whole, went_on=went_on)
+            if jobs := _rows_of(backup):  # before the state: a lease without its job ends as its agent asks
+                store.jobs.write(jobs)
             try:
                 store.restore(
                     snapshot,
@@ -160,6 +169,30 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
             return Restored(max(now - backup.taken_at, 0.0), names)
     finally:
         lock.release()
+
+
+def _owners_of_jobs(snapshot: Snapshot) -> dict[str, str]:
+    """Return the owners of the leases and requests that have stored jobs, by their ids."""
+    requests = [lease.request for lease in snapshot.leases] + [each.request for each in snapshot.pending]
+    return {each.lease_id: each.owner for each in requests if has_stored_job(each.labels)}
+
+
+def _stored_jobs(store: Store, snapshot: Snapshot) -> dict[str, str]:
+    names = {job_name(lease_id): lease_id for lease_id in _owners_of_jobs(snapshot)}
+    every = [*names]
+    found: dict[str, str] = {}
+    for start in range(0, len(every), JOBS_AT_ONCE):
+        found |= store.jobs.texts(every[start : start + JOBS_AT_ONCE])
+    return {names[name]: text for name, text in found.items()}
+
+
+def _rows_of(backup: Backup) -> list[JobRow]:
+    owners = _owners_of_jobs(backup.snapshot)
+    return [
+        JobRow(job_name(lease_id), owners[lease_id], text, LIVE_S)
+        for lease_id, text in backup.jobs.items()
+        if lease_id in owners
+    ]
 
 
 def _stored(store: Store, lock: Lock, *, force: bool) -> ClusterState | None:
@@ -279,4 +312,5 @@ def _to_dict(backup: Backup) -> dict[str, Any]:
         "is_final": backup.is_final,
         "state": codec.snapshot_to_dict(backup.snapshot),
         "tokens": backup.tokens,
+        "jobs": backup.jobs,
     }

@@ -17,7 +17,7 @@ from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key, walls
-from resource_manager.storage.backup import read_backup, restore, write_backup
+from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
 from resource_manager.storage.jobs import JobRow, job_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
@@ -42,7 +42,9 @@ class NotedStore(MemoryStore):
 class Fleet:
     """Manager and receiver, with agents that report what a test says they run."""
 
-    def __init__(self, gpus: tuple[Gpu, ...] = (), confine: str = "off") -> None:
+    def __init__(
+        self, gpus: tuple[Gpu, ...] = (), confine: str = "off", *, backup: Backup | None = None
+    ) -> None:
         self.clock = Clock()
         self.clock.now = 1e6
         nodes = [
@@ -59,6 +61,8 @@ class Fleet:
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.store = NotedStore(clock=self.clock)
+        if backup is not None:
+            restore(self.store, backup)
         self.manager = GPUResourceManager(
             Settings(store="memory://"),
             store=self.store,

@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import JobPlace, Request
+from resource_manager.core.models import STORED, JobPlace, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
@@ -53,6 +53,7 @@ from resource_manager.storage.backup import (
     restore,
     write_backup,
 )
+from resource_manager.storage.jobs import JobRow, job_name
 from tests.eventually import wait_for
 from tests.storage.dumps import dump_of_sqlite, fail_over
 from tests.storage.test_contract import fresh, normal
@@ -104,11 +105,13 @@ def test_a_state_moves_between_any_two_stores(
         [
             Renewed("a", 1, now, now + 900),
             Preempting("b", 2, "w", now + 30.0, now),
-            Queued(Request("w", 8), now, 1, now),
+            Queued(Request("w", 8, owner="ada", labels=STORED), now, 1, now),
             Drained("gpu-server-3", now, "fans", failed=True),
         ],
         now=now,
     )
+    stored, other = (JobRow(job_name(name), "ada", f"job of {name}", 60.0) for name in "wb")
+    source.jobs.write([stored, other])
     before = fresh(source)
     path = tmp_path / "state.json"
     write_backup(source, path, [{"token_id": "1"}], closing="it went to the other store")
@@ -130,6 +133,7 @@ def test_a_state_moves_between_any_two_stores(
         name: getattr(before, name) for name in ("version", "last_fencing_token", "sequence", "leases")
     }
     assert replace(after, **numbers) == before
+    assert target.jobs.texts([stored.name, other.name]) == {stored.name: "job of w"}
     with pytest.raises((StateUnconfirmedError, StaleStateError)):
         add(target, cluster_of(target), "c")
 
