@@ -14,6 +14,9 @@ from resource_manager.storage.sql.dialect import Connection
 JUMP = 2**20
 """Distance by which version and fencing token jump after a fail-over, beyond all that may have been lost."""
 
+SEQUENCE_JUMP = 8192
+"""The same for the number in the order of arrival: short, since short ids are used up by it."""
+
 
 class StateRow(NamedTuple):
     """The row of `state`, whether the server still is the one that wrote it, and the time there."""

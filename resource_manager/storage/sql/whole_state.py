@@ -17,10 +17,7 @@ from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.expiring_rows import SqlKeys
 from resource_manager.storage.sql.lock import make_room
 from resource_manager.storage.sql.snapshots import Snapshots
-from resource_manager.storage.sql.state_row import JUMP, StateRow, new_commit_id, state_row
-
-SEQUENCE_JUMP = 8192
-"""The same for the number in the order of arrival: short, since short ids are used up by it."""
+from resource_manager.storage.sql.state_row import JUMP, SEQUENCE_JUMP, StateRow, new_commit_id, state_row
 
 
 class WholeState:
