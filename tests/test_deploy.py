@@ -84,6 +84,12 @@ def test_systemd_accepts_the_unit_and_finds_it_hardened(unit: Path, tmp_path: Pa
     assert rated.returncode == 0, rated.stdout.splitlines()[-1]
 
 
+def test_the_service_sees_the_id_by_which_the_processes_of_a_machine_are_known() -> None:
+    """Else a jump of the store's clock over its restart is not seen (storage/clock.py)."""
+    unit = (DEPLOY / "gpu-manager.service").read_text()
+    assert not re.search(r"^(ProcSubset=pid|InaccessiblePaths=.*/proc)", unit, re.MULTILINE)
+
+
 def test_systemd_accepts_the_unit_with_secrets_that_only_root_may_read(tmp_path: Path) -> None:
     [drop_in] = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     given = dict(re.findall(r"^Environment=(\w+)=(.*)$", drop_in, re.MULTILINE))

@@ -37,7 +37,7 @@ def boot_id() -> str:
     """Return the id of this start of this machine, which all its processes share."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # only Linux tells
+    except OSError:  # only Linux tells, and a sandbox may hide it
         return str(round(time.time() - since_boot(), -1))
 
 
