@@ -31,7 +31,7 @@ from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import build, persistence_of
+from resource_manager.rest.assemble import build, mark_file, persistence_of
 from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthenticator
 from resource_manager.rest.chores import begin_chores
 from resource_manager.rest.events import CLIENT_GONE
@@ -210,6 +210,7 @@ class Gate:
             embedded=True,
             max_streams=MAX_STREAMS,
         )
+        service.receiver.marks.keep_in([mark_file(manager.settings)])
         closed = threading.Event()
 
         def log_in_again() -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +134,7 @@ def serve(
     from resource_manager.errors import NO_SERVERS
     from resource_manager.manager.audit_trail import audit_trail
     from resource_manager.rest.app import create_app
-    from resource_manager.rest.assemble import persistence_of, standalone
+    from resource_manager.rest.assemble import mark_file, persistence_of, standalone
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.rest.observability import logs
     from resource_manager.storage.archive import extend
@@ -171,7 +170,8 @@ def serve(
         threads=threads,
         client_secret=secret_in(client_secret),
     )
-    service.receiver.marks.keep_in(_mark_files(settings, archive))
+    beside = [] if archive is None else [archive.with_name(f"{archive.name}.mark")]
+    service.receiver.marks.keep_in([mark_file(settings), *beside])
     if not manager.inventory:
         logger.warning("%s", target.placed(NO_SERVERS))
     if opening:
@@ -195,13 +195,6 @@ def serve(
         raise Failure(f"--host {host} --port {port}: {why}", BAD_INPUT) from error
     if not _serve(server, service, notice_key, records):
         leave(0)
-
-
-def _mark_files(settings: Settings, archive: Path | None) -> list[Path]:
-    """Return where the marks of this store's state are kept: in this service's folder, beside the archive."""
-    store = sha256(settings.store.encode()).hexdigest()[:16]
-    beside = [] if archive is None else [archive.with_name(f"{archive.name}.mark")]
-    return [state_folder() / f"{store}.mark", *beside]
 
 
 def _require_temporary_folder() -> None:

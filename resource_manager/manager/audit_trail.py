@@ -10,10 +10,11 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from logging.handlers import SysLogHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resource_manager.errors import SettingsError
 from resource_manager.manager.manager import GPUResourceManager
@@ -31,19 +32,32 @@ Line = dict[str, Any]
 Write = Callable[[Sequence[Line]], None]
 
 
+class _Cursor(NamedTuple):
+    """How far a trail to a place came in a state; an empty incarnation is that of none."""
+
+    incarnation: str = ""
+    version: int = 0
+    place: str = ""
+
+
 class AuditTrail:
     """Follower of the history that writes each change out and keeps a cursor outside of the store.
 
     The cursor moves after the lines are on disk: a crash between repeats lines, which have the same `version`
     and `at`, and loses none. Changes that the store dropped unread, and a state that took another's place,
-    are lines of their own. Raises `SettingsError` for a cursor that cannot be read.
+    are lines of their own. `place` is where the lines go: of its cursors in the folder the newest of
+    this state counts, as of a store whose address or password was another one. Raises `SettingsError` for a
+    cursor that cannot be read.
     """
 
-    def __init__(self, manager: GPUResourceManager, write: Write, cursor: Path) -> None:
+    def __init__(self, manager: GPUResourceManager, write: Write, cursor: Path, place: str = "") -> None:
         self._manager = manager
         self._write = write
-        self._cursor = cursor
-        self._incarnation, self._version = _read_cursor(cursor)
+        self._cursor, self._place = cursor, place
+        known, state = _read_cursor(cursor), manager.store.incarnation
+        if place and state and known.incarnation in ("", state):
+            known = max(known, _newest_in(cursor.parent, place, state))
+        self._incarnation, self._version = known.incarnation, known.version
 
     def follow(self) -> int:
         """Write what changed since the last call and return the number of changes."""
@@ -74,7 +88,7 @@ class AuditTrail:
 
     def _keep(self, incarnation: str, version: int) -> None:
         with replacing(self._cursor, 0o600) as stream:
-            stream.write(json.dumps({"incarnation": incarnation, "version": version}))
+            stream.write(json.dumps(_Cursor(incarnation, version, self._place)._asdict()))
             stream.flush()
             os.fsync(stream.fileno())
         self._incarnation, self._version = incarnation, version
@@ -94,7 +108,7 @@ def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> Audit
         write([])
     except OSError as error:
         raise SettingsError(f"--audit {target}: {error.strerror or error}") from error
-    return AuditTrail(manager, write, folder / f"{name}.audit")
+    return AuditTrail(manager, write, folder / f"{name}.audit", place)
 
 
 class FileWriter:
@@ -158,13 +172,23 @@ def _whole_lines(file: Any) -> int:
     return int(file.seek(0, os.SEEK_END))
 
 
-def _read_cursor(path: Path) -> tuple[str, int]:
+def _newest_in(folder: Path, place: str, incarnation: str) -> _Cursor:
+    newest = _Cursor()
+    for path in folder.glob("*.audit"):
+        with suppress(SettingsError):  # it may be that of another trail
+            each = _read_cursor(path)
+            if (each.place, each.incarnation) == (place, incarnation):
+                newest = max(newest, each)
+    return newest
+
+
+def _read_cursor(path: Path) -> _Cursor:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return str(found["incarnation"]), int(found["version"])
+        return _Cursor(str(found["incarnation"]), int(found["version"]), str(found.get("place", "")))
     except FileNotFoundError:
-        return "", 0
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return _Cursor()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(
             f"{path}: not the cursor of an audit trail; remove it, and what the store still keeps is written "
             f"again: {error}"

@@ -35,6 +35,7 @@ class StateMarks:
         self._files: Sequence[Path] = ()
         self._known: Mark | None = None
         self._seen_by = ""
+        self._unwritten: set[Path] = set()
         self._next: Mark | None = None
         self._next_at = 0.0
         self._is_behind = False
@@ -50,10 +51,18 @@ class StateMarks:
         return "" if self._known is None or self._is_behind else str(self._known)
 
     def keep_in(self, files: Sequence[Path]) -> None:
-        """Read the marks in these files, which need not exist, and keep them up to date; check the state."""
+        """Read the marks in these files, which need not exist, and keep them up to date; check the state.
+
+        Of the other marks beside them those of this incarnation are read, as of a store whose address or
+        password was another one.
+        """
         self._files = files
-        for file in files:
-            self._learn(Mark.parse(_read(file)))
+        self._manager.read(lambda cluster, now: None)  # which state it is
+        beside = {other for file in files for other in file.parent.glob("*.mark")}
+        for file in {*files, *beside}:
+            mark = Mark.parse(_read(file))
+            if file in files or (mark and mark.incarnation == self._manager.store.incarnation):
+                self._learn(mark)
         self.check()
 
     def hear(self, text: str | None, by: str = "") -> None:
@@ -97,7 +106,12 @@ class StateMarks:
                 return
             self._known, self._seen_by = taken, ""
             for file in self._files:
-                _write(file, str(taken))
+                error = _write(file, str(taken))
+                if error is None:
+                    self._unwritten.discard(file)
+                elif file not in self._unwritten:
+                    self._unwritten.add(file)
+                    logger.warning("no mark of the state is kept in %s: %s", file, error)
 
     def _close_instead(self) -> None:
         """Close the servers of the state in the place of this process's own, if it lacks the mark."""
@@ -121,10 +135,11 @@ def _read(file: Path) -> str | None:
         return None
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> OSError | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, 0o600) as stream:
             stream.write(text)
     except OSError as error:
-        logger.warning("no mark of the state was kept in %s: %s", file, error)
+        return error
+    return None

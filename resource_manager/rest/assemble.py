@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from resource_manager.agent.generation import state_folder
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.airflow_api import AirflowTaskStates
@@ -98,6 +100,11 @@ def _redis_of(settings: Settings) -> RedisClient | None:
 
 def default_tokens_file() -> Path:
     return config_folder() / "tokens.json"
+
+
+def mark_file(settings: Settings) -> Path:
+    """Return where a service of this user keeps the mark of the store's state."""
+    return state_folder() / f"{sha256(settings.store.encode()).hexdigest()[:16]}.mark"
 
 
 def standalone(

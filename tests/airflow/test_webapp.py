@@ -19,13 +19,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import StoreRefusedError, StoreUnavailableError
+from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.manager.state_marks import StateMarks
 from resource_manager.rest import tokens
-from resource_manager.rest.assemble import persistence_of
+from resource_manager.rest.assemble import mark_file, persistence_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, report, server
 from tests.eventually import wait_for
+from tests.storage.dumps import dump_of_sqlite
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -90,6 +94,30 @@ def client(airflow: Airflow) -> Iterator[Client]:
     given = lambda: airflow.open_manager(), lambda: "test", lambda: airflow.has_connection
     with closing(webapp.Gate(airflow.identify, *given)) as gate:
         yield Client(Starlette(routes=[Mount("/gpu", gate)]))
+
+
+def test_it_knows_an_older_dump_by_its_mark_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, airflow: Airflow
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    database = tmp_path / "state.db"
+    url = f"sqlite:///{database}"
+    with GPUResourceManager.from_url(url, inventory=[server("gpu-a")]) as manager:
+        bring_back = dump_of_sqlite(database)
+        manager.drain("gpu-a")
+        manager.resume("gpu-a")
+        marks = StateMarks(manager, check_every_s=0.0)
+        marks.keep_in([mark_file(manager.settings)])
+        marks.check()
+    bring_back()
+    with (
+        GPUResourceManager.from_url(url) as manager,
+        closing(webapp.Gate(airflow.identify, lambda: manager, lambda: "test", lambda: True)) as gate,
+    ):
+        gate.bridge()
+        refused = manager.allocate("t", 2)
+        assert isinstance(refused, Refusal)
+        assert refused.kind is RefusalKind.MISCONFIGURED
 
 
 def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[str, str]:

@@ -58,6 +58,19 @@ def test_it_goes_on_after_a_restart(manager: GPUResourceManager, tmp_path: Path)
     assert versions(file) == list(range(1, 13))
 
 
+def test_it_goes_on_where_the_store_has_another_address(tmp_path: Path) -> None:
+    """Such as another password; another file gets every change."""
+    file, other = tmp_path / "audit.jsonl", tmp_path / "other.jsonl"
+    for name, folder in (("t", tmp_path), ("u", f"{tmp_path}/."), ("v", tmp_path)):
+        url = f"sqlite:///{folder}/state.db"
+        with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+            pairs(manager, 1, name)
+            audit_trail(manager, str(file), tmp_path / "state").follow()
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+        audit_trail(manager, str(other), tmp_path / "state").follow()
+    assert versions(file) == versions(other) == list(range(1, 7))
+
+
 @pytest.mark.parametrize("at", ["before the write", "in a line", "before the cursor"])
 def test_a_crash_loses_no_change_and_leaves_no_half_line(
     at: str, manager: GPUResourceManager, tmp_path: Path

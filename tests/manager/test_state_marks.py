@@ -106,6 +106,21 @@ def test_an_older_dump_on_which_others_went_on_is_still_one(place: Place) -> Non
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
 
 
+def test_an_older_dump_at_another_address_is_still_one(place: Place) -> None:
+    """As in a managed database that was restored as a new instance; of another state no mark counts."""
+    bring_back = place.dump()
+    with place.manager() as manager:
+        manager.allocate("lost", 2)
+        place.marked(manager)
+    bring_back()
+    with GPUResourceManager.from_url(place.empty_url, inventory=default_inventory()) as begun:
+        StateMarks(begun, check_every_s=0.0).keep_in([place.file.with_name("of another state.mark")])
+        assert not isinstance(begun.allocate("first", 2), Refusal)
+    with GPUResourceManager.from_url(place.url) as manager:
+        StateMarks(manager, check_every_s=0.0).keep_in([place.file.with_name("of its address now.mark")])
+        assert refusal(manager).kind is RefusalKind.MISCONFIGURED
+
+
 def test_an_older_dump_under_another_server_process_is_still_one(place: Place) -> None:
     """Its version jumps beyond the mark's, as after a fail-over, at the first look."""
     if not place.url.startswith("unix"):
@@ -322,6 +337,20 @@ def test_marks_of_others_count_too_and_those_that_are_none_do_not(place: Place) 
         assert manager.reset_resources()
         marks.check()
         assert not isinstance(manager.allocate("t", 2), Refusal), "a reset ends it"
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the home of Airflow's API server in a container may be."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+        marks = StateMarks(manager, check_every_s=0.0)
+        marks.keep_in([tmp_path / "state.db" / "state.mark"])
+        for number in range(3):
+            manager.allocate(f"t{number}", 2)
+            marks.check()
+    assert caplog.text.count("no mark of the state is kept in") == 1
 
 
 def test_a_state_in_memory_has_no_mark_as_it_ends_with_its_service(tmp_path: Path) -> None:
