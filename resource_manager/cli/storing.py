@@ -63,8 +63,8 @@ def check(target: Target, as_json: bool) -> None:
 def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
     """Write the state to FILE; nothing stops, unless it is the --final backup before a move.
 
-    The file holds leases, queue, servers and the hashes of the service's tokens. History stays: export that
-    before a move.
+    The file holds leases and queue with their stored jobs, servers, and the hashes of the service's tokens.
+    History stays: export that before a move.
     """
     from resource_manager.storage import open_store
     from resource_manager.storage.backup import in_utc, write_backup
@@ -119,11 +119,18 @@ def restore(target: Target, file: Path, force: bool) -> None:
     tokens = shared_tokens(settings)
     with closing(open_store(settings.store, settings)) as opened:
         done = restore_state(opened, found, force=force)
+        are_put = False
         if tokens is not None and not tokens.read():
+            are_put = bool(found.tokens)
             for each in tokens_of(map(json.dumps, found.tokens), str(file)).values():
                 tokens.put(each)
     leases = counted(len(found.snapshot.leases), "lease")
     click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
+    if are_put:
+        click.echo(
+            f"{counted(len(found.tokens), 'token')} as of the backup: one that was revoked or rotated since "
+            "is valid again: gpu-manager token list shows them, gpu-manager token revoke ID ends one"
+        )
     if done.unsearched:
         click.echo(
             f"{counted(len(done.unsearched), 'server')} closed until searched for jobs that the backup does "

@@ -118,6 +118,7 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     restored = run(new, "store", "restore", file)
     assert restored.exit_code == 0, restored.output
     assert "2 leases, extended by the" in restored.output
+    assert "1 token as of the backup: one that was revoked or rotated since is valid again" in restored.output
     assert "searched" not in restored.output
     leases = [lease["task_id"] for lease in json.loads(run(new, "leases", "--json").stdout)]
     assert leases == ["train", "more"]
@@ -130,6 +131,7 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     forced = run(new, "store", "restore", "--force", file)
     assert forced.exit_code == 0, forced.output
     assert "4 servers closed until searched for jobs" in forced.output
+    assert "as of the backup" not in forced.output, "the store's own tokens stay"
     assert "not searched" in run(new, "explain", "--gpus", "2").output
 
 
