@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease
-from resource_manager.core.runtimes import is_whole, job_id_of, run_s
+from resource_manager.core.runtimes import job_id_of, run_s
 
 MAX_JOBS = 1000
 """Maximum of jobs; beyond it, the one that attained service longest ago is forgotten."""
@@ -30,15 +30,3 @@ def without_job(known: Attained, lease_id: str) -> Attained:
     """Return what is known without a job, which ended; the same object if nothing is known of it."""
     job = job_id_of(lease_id)
     return {name: amount for name, amount in known.items() if name != job} if job in known else known
-
-
-def began_at(known: Attained, lease: Lease) -> float:
-    """Return when a job would have begun that had run in one go as long as by now.
-
-    One that was preempted goes on from what it saved, so that its earlier leases count.
-    """
-    request = lease.request
-    gpus = request.gpus * len(lease.members) * request.gpu_milli / MILLI_PER_GPU
-    if is_whole(request) or not gpus:
-        return lease.granted_at
-    return lease.granted_at - known.get(job_id_of(lease.lease_id), 0) / 1000 / gpus

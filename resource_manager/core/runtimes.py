@@ -23,6 +23,9 @@ JOURNAL_LENGTH = 4096
 RESTARTS = "restart_count"
 """Label of a request: how often its job was preempted."""
 
+RAN = "ran_s"
+"""Label of a request: the seconds for which its job ran before it was preempted."""
+
 _NUMBER = re.compile("[0-9]+")
 _REPEATED = re.compile("#[0-9]+$")
 

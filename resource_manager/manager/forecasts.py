@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
-from resource_manager.core.attained_service import began_at
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
@@ -24,7 +23,7 @@ from resource_manager.manager import results, serializers
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival, LagWalk
-from resource_manager.scheduling.reasons.lease_ends import DrawnEnds
+from resource_manager.scheduling.reasons.lease_ends import DrawnEnds, began_at
 from resource_manager.scheduling.reasons.runtime_quantiles import COVERED, Coverage, RuntimeModel, RunWalk
 from resource_manager.scheduling.reasons.start_estimates import RISK, Start, forecast_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -302,7 +301,7 @@ class Forecasts:
                 estimate = self._model(cluster).estimate
             for lease in running:
                 runtime = estimate(lease.request)
-                began = began_at(cluster.attained, lease)
+                began = began_at(lease)
                 left = None if runtime is None else runtime.given(now - began)
                 found[lease.lease_id] = None if left is None else began + left.at(1 - RISK)
         return {lease_id: max(ends_by, now) for lease_id, ends_by in found.items() if ends_by is not None}

@@ -10,7 +10,7 @@ from resource_manager.core.changes import Change, Outcome, Preempting, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
 from resource_manager.core.models import KEY_SEPARATOR, Lease
-from resource_manager.core.runtimes import RESTARTS
+from resource_manager.core.runtimes import RAN, RESTARTS
 from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 
 
@@ -56,6 +56,7 @@ def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> l
     if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:
         return []
     labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+    labels[RAN] = str(count_of(labels, RAN) + max(int(now - lease.granted_at), 0))
     at_end = lease.preempted_by in LIMITS
     labels.pop(PREEMPTED_AFTER, None)
     if not at_end:

@@ -6,13 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from resource_manager.core.attained_service import began_at
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import is_hold
-from resource_manager.core.runtimes import KEPT_RUNTIMES, class_of
+from resource_manager.core.runtimes import KEPT_RUNTIMES, RAN, class_of
 from resource_manager.core.team_ledger import TeamLedger
-from resource_manager.scheduling.queue.runtime_limits import at_limit
+from resource_manager.scheduling.queue.runtime_limits import at_limit, count_of
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
 
 MAX_PLAYS = 40
@@ -33,22 +32,28 @@ Ends = Callable[[Lease, float], float | None]
 
 def expected_end(lease: Lease, now: float, cluster: ClusterState) -> float | None:
     """Return a lease's expected end, never before now; None if its runtime is unknown."""
-    end, began = _end(cluster, lease, now, cluster.runtimes.runtime_of), began_at(cluster.attained, lease)
+    end = _end(lease, now, cluster.runtimes.runtime_of)
     if end is None or end >= now:
         return end
-    return now + max(OVERDUE_FRACTION * (now - began), 1.0)
+    return now + max(OVERDUE_FRACTION * (now - began_at(lease)), 1.0)
 
 
-def _end(
-    cluster: ClusterState, lease: Lease, now: float, runtime_of: Callable[[Request], float | None]
-) -> float | None:
+def _end(lease: Lease, now: float, runtime_of: Callable[[Request], float | None]) -> float | None:
     """Return when a lease ends by that runtime, or by its preemption; None if that is unknown."""
     if lease.quarantined:
         return None
     if lease.preempted_by:
         return max(lease.preempt_until, now)
     runtime = runtime_of(lease.request)
-    return None if runtime is None else began_at(cluster.attained, lease) + runtime
+    return None if runtime is None else began_at(lease) + runtime
+
+
+def began_at(lease: Lease) -> float:
+    """Return when a job would have begun that had run in one go as long as by now.
+
+    One that was preempted goes on from what it saved, so that its earlier leases count, of this try alone.
+    """
+    return lease.granted_at - count_of(lease.request.labels, RAN)
 
 
 def within_limit(ledger: TeamLedger | None, lease: Lease, end: float | None, now: float) -> float | None:
@@ -74,13 +79,13 @@ class DrawnEnds:
         now: float,
     ) -> None:
         self.draw, self._quantiles_of, self.now = draw, quantiles_of, now
-        self._cluster = cluster
         self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
         self._over = {name: len(runs) for name, runs in cluster.runtimes.runs.items()}
         self._elapsed: dict[str, list[float]] = defaultdict(list)
         """How long leases of a class have run of which few are over."""
         for lease in cluster.leases.values():
-            if self._over.get(name := class_of(lease.request), 0) < KEPT_RUNTIMES:
+            name = class_of(lease.request)
+            if self._over.get(name, 0) < KEPT_RUNTIMES and not lease.quarantined:  # it may be over long since
                 self._elapsed[name].append(now - lease.granted_at)
         self._fixed: list[tuple[float | None, Lease]] = []
         self._ends: list[tuple[list[float], int, int, Lease]] = []
@@ -95,7 +100,7 @@ class DrawnEnds:
                 end = within_limit(cluster.ledger, lease, self(lease, now), now)
                 self._fixed.append((end, lease))
             else:
-                began = began_at(cluster.attained, lease)
+                began = began_at(lease)
                 left = found.given(now - began).log_s
                 limit_at = at_limit(cluster.ledger, lease)
                 ends = [min(began + math.exp(log_s), limit_at) for log_s in left]
@@ -132,8 +137,8 @@ class DrawnEnds:
         return self._known[key]
 
     def __call__(self, lease: Lease, now: float) -> float | None:
-        elapsed_s = now - began_at(self._cluster.attained, lease)
-        return _end(self._cluster, lease, now, lambda request: self._drawn_s(request, elapsed_s))
+        elapsed_s = now - began_at(lease)
+        return _end(lease, now, lambda request: self._drawn_s(request, elapsed_s))
 
     def _drawn_s(self, request: Request, elapsed_s: float) -> float | None:
         found = self._of(request)

@@ -19,6 +19,7 @@ from resource_manager.core.teams import Team
 from resource_manager.scheduling import lease_steps
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.queue.orders import fifo
+from resource_manager.scheduling.reasons.lease_ends import began_at
 from tests.scheduling.preemption.test_preempting import cancel
 from tests.scheduling.shared_cluster import Shared
 
@@ -37,9 +38,29 @@ def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -
     pending = shared.state.pending["x"]
     assert (pending.queued_at, pending.sequence) == (queued_at, 2)
     assert pending.request.preferred_node == "a"
-    assert pending.request.labels == {"model": "bert", "restart_count": "1", "preempted_after_s": "4"}
+    more = {"restart_count": "1", "ran_s": "3", "preempted_after_s": "4"}
+    assert pending.request.labels == {"model": "bert", **more}
     assert restarts_of(pending.request.labels) == 1
     assert [entry.lease_id for entry in fifo(shared.state, shared.now)] == ["x", "later"]
+
+
+def test_a_job_goes_on_from_what_the_leases_of_this_try_ran_and_no_failed_one_before() -> None:
+    """A try that failed after nine hours counted, too: the next one was expected to end at once."""
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="nlp")
+    shared.now += 32_400.0
+    shared.release("x", "FAILED")
+    shared.submit("x", 4, team="nlp")
+    ran_s = 0.0
+    for number, seconds in enumerate((1800.0, 600.0)):
+        begun = shared.state.leases["x"].granted_at
+        shared.now += seconds
+        shared.submit(f"mine{number}", 4, team="vision")
+        shared.release("x")
+        ran_s += shared.now - begun
+        shared.release(f"mine{number}", "SUCCESS")
+    lease = shared.state.leases["x"]
+    assert began_at(lease) == lease.granted_at - ran_s
 
 
 def test_a_victim_that_never_waited_keeps_the_time_of_its_grant() -> None:

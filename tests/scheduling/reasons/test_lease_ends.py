@@ -12,6 +12,7 @@ import pytest
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, expected_end, within_limit
 from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
@@ -57,25 +58,41 @@ def test_a_lease_ends_at_its_limit_whatever_runtime_is_expected_or_drawn(
     assert [each for each, _ in drawn.running()] == [pytest.approx(end)]
 
 
-def drawn_ends(lease: Lease, *quantiles_s: float, attained: dict[str, int] | None = None) -> DrawnEnds:
+def drawn_ends(lease: Lease, *quantiles_s: float) -> DrawnEnds:
     cluster = ClusterState(default_inventory())
-    cluster.attained = attained or {}
     cluster.apply(Granted(lease, lease.granted_at))
     quantiles = RuntimeQuantiles(tuple(map(math.log, quantiles_s))) if quantiles_s else None
     return DrawnEnds(cluster, (), lambda request: quantiles, random.Random(0).random, 0.0)
 
 
 def test_a_job_that_was_preempted_goes_on_from_where_it_was() -> None:
-    lease = replace(LEASE, request=replace(LEASE.request, labels={"restart_count": "1"}))
-    attained = {"t": 200_000}
-    drawn = drawn_ends(lease, *(300.0,) * (POINTS + 1), attained=attained)
+    lease = replace(LEASE, request=replace(LEASE.request, labels={"ran_s": "200"}))
+    drawn = drawn_ends(lease, *(300.0,) * (POINTS + 1))
     assert [end for end, _ in drawn.running()] == [pytest.approx(100.0)]
     assert drawn(lease, 0.0) == pytest.approx(100.0), "as one that begins in a play"
-    cluster = ClusterState()
-    cluster.attained = attained
-    assert expected_end(lease, 10.0, cluster) == 100.0
-    assert expected_end(lease, 800.0, cluster) == 900.0, "longer than expected by a tenth of what it took"
-    assert expected_end(LEASE, 10.0, cluster) == 300.0, "a try that failed counts for nothing"
+    assert expected_end(lease, 10.0, ClusterState()) == 100.0
+    late = expected_end(lease, 800.0, ClusterState())
+    assert late == 900.0, "longer than expected by a tenth of what it took"
+
+
+def test_a_quarantined_lease_is_no_run_that_goes_on() -> None:
+    """Days after a server died, the tasks that ran there were expected to take days."""
+    runtimes = RuntimeQuantiles((*[math.log(600.0)] * POINTS, math.log(660.0)))
+
+    def ends(*quarantined: Lease) -> list[float]:
+        cluster = ClusterState(default_inventory())
+        cluster.runtimes = LearntRuntimes({"t": (600.0,) * 5})
+        for lease in (UNSTATED, *quarantined):
+            cluster.apply(Granted(lease, lease.granted_at))
+        drawn = DrawnEnds(cluster, (), lambda request: runtimes, random.Random(0).random, 0.0)
+        return [end for _ in range(MAX_PLAYS) for end, _ in drawn.running() if end is not None]
+
+    days_ago = replace(UNSTATED, granted_at=-259_200.0, quarantined=True)
+    dead = [
+        replace(days_ago, request=Request(f"t#{gpu}", 1), members=(Placement("gpu-server-1", (gpu,)),))
+        for gpu in range(8)
+    ]
+    assert ends(*dead) == ends()
 
 
 def test_over_the_plays_an_end_is_drawn_from_each_part_of_its_distribution() -> None:
