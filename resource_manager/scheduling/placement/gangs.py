@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -57,21 +57,21 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
     if request.nodes == 1:
         placement = select_placement(cluster, request, policy)
         return None if placement is None else (placement,)
-    without_port = 0
-    while parts := plan(cluster, request, ~without_port):
-        members = _place(cluster, request, policy, parts)
-        if members is None:
-            return None
-        if in_order := ranked(cluster, request, members):
-            return in_order
-        without_port |= 1 << min(cluster.by_name[member.node].index for member in members)
-    return None
+
+    def placed(allowed: int) -> Members | None:
+        parts = plan(cluster, request, allowed)
+        return _place(cluster, request, policy, parts) if parts else None
+
+    return ranked(cluster, request, placed)
 
 
-def ranked(cluster: ClusterState, request: Request, members: Iterable[Placement]) -> Members | None:
+def ranked(
+    cluster: ClusterState, request: Request, placed: Callable[[int], Sequence[Placement] | None]
+) -> Members | None:
     """Return the members of a gang by domain and inventory order, the first with a port where they meet.
 
-    None if that server has no port left.
+    `placed` returns them on the nodes of a mask, nothing if they do not fit there: servers that would be the
+    first, but have no port left, are left out one after the other.
     """
     label = request.prefer_same or request.same
     firsts: dict[str, int] = {}
@@ -82,9 +82,14 @@ def ranked(cluster: ClusterState, request: Request, members: Iterable[Placement]
         state = cluster.by_name[member.node]
         return firsts.get(state.node.labels.get(label, ""), len(cluster.nodes)), state.index, member.gpu_ids
 
-    first, *others = sorted(members, key=place)
-    port = cluster.by_name[first.node].free_port()
-    return (replace(first, port=port), *others) if port else None
+    without_port = 0
+    while members := placed(~without_port):
+        first, *others = sorted(members, key=place)
+        meeting = cluster.by_name[first.node]
+        if port := meeting.free_port():
+            return (replace(first, port=port), *others)
+        without_port |= 1 << meeting.index
+    return None
 
 
 def fitting_node(cluster: ClusterState, request: Request) -> NodeState | None:

@@ -370,8 +370,10 @@ class Reservations:
         def slots_of(node: NodeState) -> int:
             return self._is_open_at(node, request, self._now) and slots(node.node, request, free_of(node))
 
-        parts = plan(self._cluster, request, slots_of=slots_of)
-        return ranked(self._cluster, request, self._fill(request, parts, free_of)) if parts else None
+        def filled(allowed: int) -> list[Placement]:
+            return self._fill(request, plan(self._cluster, request, allowed, slots_of), free_of)
+
+        return ranked(self._cluster, request, filled)
 
     def _plan(self, made: Reservation) -> None:
         self._made.append(made)

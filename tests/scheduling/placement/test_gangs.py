@@ -31,6 +31,7 @@ from resource_manager.scheduling.placement.gangs import Part, fitting_node, plan
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
+from tests.builders import hold
 
 FIRST_FIT = POLICIES["first_fit"]
 
@@ -294,6 +295,20 @@ def test_a_server_without_a_port_is_left_out_if_others_fit() -> None:
     cluster = cluster_of("abc", gpus=8, gang_ports=(7000, 7000))
     assert places(start(cluster, gang("g", 2, 1))) == "ab"
     assert places(start(cluster, gang("h", 2, 1))) == "bc"
+
+
+def test_the_server_that_is_left_out_is_the_one_where_the_gang_would_meet() -> None:
+    """By domain c comes before b, as a is of its rack: b was left out for it, and the gang waited."""
+    cluster = ClusterState(
+        server(name, i, 8, labels={"rack": "xyxz"[i]}, gang_ports=(7000, 7000))
+        for i, name in enumerate("abcd")
+    )
+    for name, on, gpus in (("full", "a", 8), ("half", "d", 4)):
+        hold(cluster, Request(name, gpus), on, *range(gpus))
+    four = tuple(range(4))
+    meeting = Lease(gang("m", 2, 4), (Placement("c", four, port=7000), Placement("b", four)), 9, 0.0)
+    cluster.apply(Granted(meeting, 0.0))
+    assert places(start(cluster, gang("g", 2, 4, prefer_same="rack"))) == "bd"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Node, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
@@ -217,6 +217,19 @@ def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all() -> None:
     assert planned.is_one_too_many(gangs[3])
     assert planned.reserve(ask("one", 1, 10.0)) == 20.0
     assert of(MAX_SWEPT + 1).reserve(ask("first", 1, 10.0, nodes=half)) == 0.0
+
+
+def test_a_gang_that_is_placed_elsewhere_does_not_meet_where_no_port_is_left() -> None:
+    cluster = ClusterState(
+        replace(each, address=each.name, gang_ports=(7000, 7000)) for each in nodes("abcd", 2)
+    )
+    members = (Placement("a", (0,), port=7000), Placement("d", (0,)))
+    cluster.apply(Granted(Lease(ask("meets", 1, nodes=2), members, 1, 0.0), 0.0))
+    planned = Reservations(cluster, at(0.0))
+    assert planned.reserve(ask("head", 2, 50.0, required_node="b")) == 0.0
+    on_b = (Placement("b", (0,), port=7000), Placement("c", (0,)))
+    instead = planned.without_delay(ask("g", 1, 10.0, nodes=2), on_b)
+    assert [(each.node, each.port) for each in instead or ()] == [("c", 7000), ("d", 0)]
 
 
 @pytest.mark.parametrize("swept", [1, 8, 20])
