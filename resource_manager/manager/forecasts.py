@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from pydantic import TypeAdapter
 
@@ -133,12 +134,9 @@ class EstimateRecord:
         self.coverage[given.kind] = below, above, coverage.outcomes
 
     def widened(self, start: Start, now: float) -> Start:
-        """Return the start with the interval that outcomes of its kind ask for; a guess has no time.
-
-        Nobody is told a guess: nor is it kept, held against the start, or learnt from.
-        """
-        if start.at is None or start.why is not None:
-            return Start(None, why=start.why, plays=start.plays)
+        """Return the start with the interval that outcomes of its kind ask for."""
+        if start.at is None:
+            return start
         below, above, _ = self.coverage.get(kind_of(start, now), FIRST_OFFSETS)
         wait_s = _wait_s(start.at, now)
         low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)
@@ -154,7 +152,8 @@ class EstimateRecord:
     def give(self, cluster: ClusterState, starts: Mapping[str, Start], now: float) -> None:
         """Keep the first estimate of each pending request, and no other."""
         given, self.given = self.given, {}
-        for pending in list(cluster.pending.values())[-MAX_GIVEN:]:
+        in_order = sorted(cluster.pending.values(), key=attrgetter("sequence"))
+        for pending in in_order[:MAX_GIVEN]:  # the last are too far away to have times
             start = starts[pending.lease_id]
             self.given[pending.sequence] = given.get(pending.sequence) or GivenEstimate(
                 now, kind_of(start, now), start.at, start.earliest, start.latest
@@ -300,7 +299,8 @@ class Forecasts:
             with self._learning:
                 estimate = self._model(cluster).estimate
             for lease in running:
-                runtime = estimate(lease.request)
+                is_known = cluster.runtimes.runtime_of(lease.request) is not None
+                runtime = estimate(lease.request) if is_known else None  # other tasks tell nothing
                 began = began_at(lease)
                 left = None if runtime is None else runtime.given(now - began)
                 found[lease.lease_id] = None if left is None else began + left.at(1 - RISK)

@@ -200,11 +200,8 @@ def queue(
 def estimate(start: Start, confidence: str = "few data") -> results.ExpectedStart:
     """Return the expected start, in seconds since the epoch, its interval, server and confidence.
 
-    If it cannot be estimated, or would be a guess from runs of other tasks, `at` is None, `confidence` is
-    unknown and `detail` has the reason.
+    If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason.
     """
-    if start.why is not None:
-        start = Start(None, why=start.why, plays=start.plays)
     confidence = "unknown" if start.at is None else confidence
     more = {"server_name": start.node, "confidence": confidence, "detail": detail_of(start.why)}
     return results.answer_of(results.ExpectedStart, start, **more)

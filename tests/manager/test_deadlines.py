@@ -124,6 +124,22 @@ def test_without_a_known_runtime_only_a_deadline_that_has_passed_is_told(
     assert manager.check_deadlines() == 0
 
 
+def test_what_other_tasks_took_puts_no_deadline_at_risk(manager: GPUResourceManager, clock: Clock) -> None:
+    for number in range(5):
+        manager.allocate(f"nightly_{number}", 8)
+        clock.now += 4 * 3600
+        manager.release(f"nightly_{number}", outcome="SUCCESS")
+    manager.allocate("report", 8, deadline="1h")
+    assert manager.check_deadlines() == 0
+    manager.release("report")
+    manager.allocate("first", 8, expected_runtime=600)
+    manager.submit("summary", 8, deadline="1h")
+    assert manager.check_deadlines() == 0
+    explained = manager.explain_named("summary")
+    assert (explained["late_end"], explained["estimated_start"]["ends_by"]) == (None, None)
+    assert explained["estimated_start"]["at"] == pytest.approx(clock.now + 600, abs=1)
+
+
 def test_a_webhook_hears_of_both(manager: GPUResourceManager) -> None:
     manager.allocate("first", 8, expected_runtime=3600)
     manager.submit("waits", 8, expected_runtime=600, deadline="10min", team="vision")

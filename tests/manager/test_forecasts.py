@@ -61,16 +61,17 @@ def test_a_start_behind_a_task_of_which_no_run_is_known_is_unknown_and_says_what
     for number in range(5):
         run(manager, clock, f"labels_{number}", 1.0)
     manager.allocate("train", 8)
-    manager.submit("waits", 8)
-    [entry] = manager.queue()
-    for start in (entry["estimated_start"], manager.explain_named("waits")["estimated_start"]):
+    manager.submit("waits", 8, expected_runtime=600)
+    manager.submit("behind", 8)
+    entries = (*manager.queue(), *map(manager.explain_named, ("waits", "behind")))
+    for start in (entry["estimated_start"] for entry in entries):
         assert (start["at"], start["confidence"]) == (None, "unknown"), "not a second, as other tasks took"
         assert re.fullmatch(
             r"the end of train \w+ is unknown; state runtimes: expected_runtime, --expected-runtime",
             start["detail"],
         )
-    [given] = kept_record(manager.store).given.values()
-    assert (given.kind, given.median, given.earliest, given.latest) == (UNKNOWN, None, None, None)
+    for given in kept_record(manager.store).given.values():
+        assert (given.kind, given.median, given.earliest, given.latest) == (UNKNOWN, None, None, None)
 
 
 def test_a_task_that_takes_ten_times_as_long_now_has_an_interval_that_holds_both(
@@ -138,6 +139,19 @@ def test_an_estimate_is_kept_with_its_outcome_the_first_one_of_each_request(
     assert (outcome.lease_id, outcome.given.at, outcome.given.median) == ("waits", given_at, given_at + 600)
     assert (outcome.started_at, outcome.is_inside) == (given_at + 700, False)
     assert len(record.given) == 1
+
+
+def test_those_that_wait_longest_are_given_an_estimate_that_is_kept(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that came last, whose starts are too far away to be known, no estimate could come true."""
+    monkeypatch.setattr(forecasts, "MAX_GIVEN", 2)
+    manager.allocate("first", 8, expected_runtime=600)
+    for number in range(3):
+        manager.submit(f"waits{number}", 8, expected_runtime=60)
+    manager.queue()
+    given = [each.median for each in kept_record(manager.store).given.values()]
+    assert given == pytest.approx([clock.now + 600, clock.now + 660], abs=1)
 
 
 def outcomes_of(record: EstimateRecord, number: int, draw: Callable[[], float]) -> None:

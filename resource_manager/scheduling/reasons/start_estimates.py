@@ -26,7 +26,6 @@ from resource_manager.core.refusal import (
     RefusalKind,
     TooFar,
 )
-from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
@@ -74,10 +73,9 @@ CLEANING_S = 1.0
 class Start:
     """Estimated start of a request; `at` is None if it is unknown, on the grounds in `why`.
 
-    With a time, `why` tells that it is a guess: no run of the task that it waits for is known. Four times of
-    five it should be between `earliest` and `latest`, None without a bound, and the task should end by
-    `ends_by`. `plays` is the number of plays that this stands on. In most of them the request starts on
-    `node`, when the lease named `after` ends, if it waits for one.
+    Four times of five it should be between `earliest` and `latest`, None without a bound, and the task should
+    end by `ends_by`, None where no runtime of it is known. `plays` is the number of plays that this stands
+    on. In most of them the request starts on `node`, when the lease named `after` ends, if it waits for one.
     """
 
     at: float | None
@@ -99,6 +97,8 @@ class _Play:
 
     starts: dict[str, tuple[float, str, Lease | None, float | None]] = field(default_factory=dict)
     endless: set[str] = field(default_factory=set)
+    guesses: set[str] = field(default_factory=set)
+    """Leases that would not have begun without the end of one whose runtime is not known."""
     at: float = 0.0
     is_cut: bool = False
     too_far: bool = False
@@ -186,14 +186,21 @@ def forecast_starts(
             plays.append(play)
     if plays:
         for lease_id in wanted or starts:
-            found = _of_plays(plays, lease_id, starts[lease_id], cluster.runtimes)
+            found = _of_plays(plays, lease_id, starts[lease_id], drawn.now)
             starts[lease_id] = replace(found, plays=len(plays) * (MAX_PLAYS // count))
     return starts
 
 
-def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start, runtimes: LearntRuntimes) -> Start:
-    """Return the start by the quantiles of the plays."""
+def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start, now: float) -> Start:
+    """Return the start by the quantiles of the plays, or as expected if these stand on a guess.
+
+    What other tasks took would mislead. The expected start goes by known ends alone; others may come first.
+    """
     found = [play.starts[lease_id] for play in plays if lease_id in play.starts]
+    if expected.at is None:
+        return expected
+    if 2 * sum(lease_id in play.guesses for play in plays) > len(found):
+        return replace(expected, earliest=now)
     times = sorted(at for at, _, _, _ in found)
     ends = sorted(end for _, _, _, end in found if end is not None)
 
@@ -203,17 +210,12 @@ def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start, runtimes: 
 
     median = at(0.5)
     if median is None:
-        return expected if expected.at is None else Start(None, why=TooFar(MAX_STEPS), plays=len(plays))
+        return Start(None, why=TooFar(MAX_STEPS))
     [(node, _)] = Counter(node for _, node, _, _ in found).most_common(1)
     leases = {each.lease_id: each for _, _, each, _ in found if each is not None}
     [(first, _)] = Counter("" if each is None else each.lease_id for _, _, each, _ in found).most_common(1)
-    after, why = "", None
-    if (lease := leases.get(first)) is not None:
-        after = name_of(lease)
-        if not lease.preempted_by and runtimes.runtime_of(lease.request) is None:
-            why = EndUnknown(after, 0)
-    ends_by = at(1 - RISK, ends)
-    return Start(median, node, why, at(MISSED), at(1 - MISSED), after, len(plays), ends_by)
+    after = name_of(leases[first]) if first else ""
+    return Start(median, node, None, at(MISSED), at(1 - MISSED), after, ends_by=at(1 - RISK, ends))
 
 
 def _play(
@@ -253,6 +255,10 @@ def _play(
     while ends and ends[0][0] < now:
         ended.append(apply_event(cluster, heapq.heappop(ends)[2], now))
     dirty = any(state.cleaning for state in cluster.nodes)
+
+    def is_unknown(lease: Lease) -> bool:
+        return not lease.preempted_by and cluster.runtimes.runtime_of(lease.request) is None
+
     for _ in range(MAX_STEPS):
         if not goes_on():
             play.is_cut = True
@@ -260,9 +266,13 @@ def _play(
         at_that_time = SchedulingPass(
             current.policy, current.order, play.at, current.suspended, current.limits
         )
+        is_guess = after is not None and (after.lease_id in play.guesses or is_unknown(after))
         for lease in grant(cluster, at_that_time, ended):
             own_end = ends_at(lease, play.at)
-            play.starts.setdefault(lease.lease_id, (play.at, lease.placement.node, after, own_end))
+            ends_by = None if is_unknown(lease) else own_end
+            play.starts.setdefault(lease.lease_id, (play.at, lease.placement.node, after, ends_by))
+            if is_guess:
+                play.guesses.add(lease.lease_id)
             missing.discard(lease.lease_id)
             end = within_limit(cluster.ledger, lease, own_end, play.at)
             if end is None:
@@ -283,11 +293,12 @@ def _play(
         after = apply_event(cluster, entry, play.at)
         ended = [after]
         last, total, count = play.at + together * (play.at - now), play.at, 1
-        while together and ends and ends[0][0] <= last:
+        while ends and ends[0][0] <= last and (is_long or isinstance(ends[0][2], Request)):
             end, _, entry = heapq.heappop(ends)
             ended.append(apply_event(cluster, entry, end))
             total, count = total + end, count + 1
-        play.at = total / count
+        if is_long:
+            play.at = total / count
     play.too_far = True
     return play
 
@@ -319,6 +330,8 @@ def _why_unknown(
                 why = PriceUnknown()
             case _ if too_far:
                 why = TooFar(MAX_STEPS)
+            case RefusalKind.QUOTA:  # it blocks nobody
+                why = standing.refusal
             case RefusalKind.BEHIND_QUEUE:
                 why = ahead
             case RefusalKind.AWAITING_RELEASE:

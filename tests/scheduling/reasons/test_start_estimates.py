@@ -17,17 +17,20 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Drained,
     Granted,
     Preempting,
     Quarantined,
     Queued,
     Released,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.core.runtimes import LearntRuntimes
+from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.serializers import estimate
@@ -36,6 +39,7 @@ from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.reasons import start_estimates
+from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.feasibility import standings
 from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
@@ -46,7 +50,7 @@ from resource_manager.scheduling.reasons.start_estimates import (
     forecast_starts,
 )
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
-from tests.builders import Clock, queue_entry
+from tests.builders import Clock, hold, queue_entry
 
 FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
 
@@ -195,6 +199,27 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
     assert detail == "it is unknown when its utility will exceed its price"
 
 
+def test_a_request_that_a_quota_stops_is_told_so_and_nobody_behind_it_is_told_its_reason() -> None:
+    cluster = busy(None, 600.0, None)
+    cluster.apply(TeamsChanged(Teams((Team("small", limit=1),)), 0.0))
+    head, small = Request("head", 8, required_node="gpu-server-0"), Request("more", 4, team="small")
+    for number, request in enumerate((small, head, Request("behind", 2)), start=1):
+        cluster.apply(Queued(request, 1.0, number, 1.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert detail_of(starts["more"].why).startswith("team small may hold 1 GPU")
+    assert detail_of(starts["behind"].why).startswith("the end of runs0 bbbb is unknown")
+
+
+def test_the_copies_of_a_mapped_task_come_in_one_step() -> None:
+    """Each took a pass over the queue, in each of forty plays."""
+    cluster, steps = busy(600.0), Mock(return_value=True)
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    arrival = Arrival(Announced(Request("map", 1), 0.0, copies=100), (50.0,) * 3)
+    current = SchedulingPass(FIRST_FIT, FIFO, 10.0)
+    assert estimate_starts(cluster, current, goes_on=steps, arrivals=[arrival])["w"].at == 600.0
+    assert steps.call_count == 3
+
+
 # ---- drawn runtimes ----
 
 
@@ -213,7 +238,10 @@ def forecast(
     extra: Sequence[Request] = (),
     plays: int = MAX_PLAYS,
     wanted: Sequence[str] = (),
+    is_known: bool = True,
 ) -> dict[str, Start]:
+    if is_known:  # so that no end is a guess
+        cluster.runtimes = LearntRuntimes(dict.fromkeys(("runs#", "w#", "w"), (300.0,)))
     requests = (*(entry.request for entry in cluster.pending.values()), *extra)
     drawn = DrawnEnds(cluster, requests, runtime_of, random.Random(0).random, now)
     looks = iter([True] * 10_000 if plays == MAX_PLAYS else [True] * (3 * (plays + 1)))
@@ -255,13 +283,63 @@ def test_plays_with_runtimes_that_hardly_vary_are_the_play_with_expected_ones(
         assert found[lease_id].node == start.node
 
 
+def unstated(low_s: float, high_s: float) -> Callable[[Request], RuntimeQuantiles]:
+    """Return a function that guesses these runtimes of requests that state none."""
+
+    def runtime_of(request: Request) -> RuntimeQuantiles:
+        stated_s = request.expected_runtime_s
+        return between(low_s, high_s) if stated_s is None else between(stated_s, stated_s)
+
+    return runtime_of
+
+
+def test_a_request_behind_one_whose_start_is_unknown_is_not_given_a_guess_either() -> None:
+    cluster = busy(None)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=600.0), 1.0, number, 1.0))
+    starts = forecast(cluster, unstated(1.0, 2.0), is_known=False)
+    assert [start.at for start in starts.values()] == [None] * 3
+    assert {detail_of(start.why)[:22] for start in starts.values()} == {"the end of runs0 bbbb "}
+
+
+def test_a_request_that_others_of_unknown_runtime_may_keep_waiting_is_not_given_a_guess() -> None:
+    """In the plays the first gets the server that is free at a guess, and leaves it the other one."""
+    cluster, guesses = busy(None, 600.0), {"runs0": between(20.0, 30.0), "first": between(2e3, 3e3)}
+    for number, request in enumerate((Request("first", 8), Request("second", 8, expected_runtime_s=10.0))):
+        cluster.apply(Queued(request, 1.0, number + 1, 1.0))
+    stated = between(600.0, 600.0)
+    starts = forecast(cluster, lambda request: guesses.get(request.lease_id, stated), is_known=False)
+    assert (starts["first"].at, starts["second"].at) == (600.0, None)
+
+
+def test_a_start_that_known_ends_allow_is_told_by_these_and_may_come_before() -> None:
+    cluster = busy(None, 600.0)
+    for number in range(2):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=10.0), 1.0, number + 1, 1.0))
+    starts = forecast(cluster, unstated(1.0, 2.0), is_known=False)
+    found = [(starts[name].earliest, starts[name].at, starts[name].after) for name in ("w0", "w1")]
+    assert found == [(10.0, 600.0, "runs1 bbbb"), (10.0, 610.0, "w0 vnpm")]
+
+
+@pytest.mark.parametrize("runtimes", [None, between(1.0, 2.0)])
+def test_a_lease_of_unknown_runtime_that_a_limit_ends_is_gone_by_then(
+    runtimes: RuntimeQuantiles | None,
+) -> None:
+    cluster = ClusterState(default_inventory(1))
+    hold(cluster, Request("train", 8, max_runtime_s=1000.0), "gpu-server-0", *range(8))
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    start = forecast(cluster, lambda request: runtimes, is_known=False)["w"]
+    assert (start.earliest, start.at, start.latest) == (10.0, 1000.0, 1000.0)
+    assert (start.after[:6], start.ends_by) == ("train ", None), "nothing is known of its own runtime"
+
+
 @pytest.mark.parametrize("number", [1, MAX_PLAYS])
 def test_a_start_that_hangs_on_a_preempted_lease_is_known_whatever_its_runtime(number: int) -> None:
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0), Preempting("runs0", 1, "w", 60.0, 5.0))
     runtimes = between(100.0, 1000.0) if number > 1 else None
-    start = forecast(cluster, lambda request: runtimes)["w"]
-    assert (start.at, start.why, start.after) == (60.0, None, "runs0 bbbb")
+    start = forecast(cluster, lambda request: runtimes, is_known=False)["w"]
+    assert (start.earliest, start.at, start.after) == (60.0, 60.0, "runs0 bbbb")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +421,7 @@ def test_a_start_that_most_plays_do_not_reach_is_unknown_and_a_bound_that_few_re
     cluster.leases["runs1"] = replace(
         cluster.leases["runs1"], request=Request("runs1", 8, ttl_s=50.0, team="of another class")
     )
-    start = forecast(cluster, only_of_the_second)["w"]
+    start = forecast(cluster, only_of_the_second, is_known=False)["w"]
     assert start.at is None
     assert detail_of(start.why).startswith("the end of runs0 bbbb is unknown")
 
