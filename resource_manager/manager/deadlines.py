@@ -31,9 +31,12 @@ class Deadlines:
         """Store which deadlines are at risk from now on, and which no longer; return how many changed.
 
         One is at risk if the task should end by then with a probability of less than `1 - RISK`. What has an
-        unknown end stays as it was until its deadline has passed.
+        unknown end stays as it was until its deadline has passed. Runtimes and lags are learnt meanwhile.
         """
-        if not self._commits.read(_risks):
+        version, risks = self._commits.read(lambda cluster, now: (cluster.version, _risks(cluster, now)))
+        if version > self._forecasts.learnt_to:  # also while nobody reads an estimate: the history is long
+            self._queue.read(self._forecasts.learn)
+        if not risks:
             return 0
         ends_by = self._queue.read(self._forecasts.ends_by)
         told: list[Change] = []

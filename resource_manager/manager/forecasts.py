@@ -248,7 +248,8 @@ class Forecasts:
         self._learning = threading.Lock()
         self._runs: RunWalk | None = None
         self._lags = LagWalk()
-        self._learnt_to = 0
+        self.learnt_to = 0
+        """Version up to which runtimes and lags are learnt."""
         self._age = Age()
         self._starts: dict[str, results.ExpectedStart] = {}
         self._thread: threading.Thread | None = None
@@ -308,6 +309,8 @@ class Forecasts:
 
     def coming(self, cluster: ClusterState, now: float) -> list[results.ComingDemand]:
         """Return the announced demands, the next first, those of unknown time last."""
+        if cluster.announced and cluster.pending:  # what comes after them goes by their starts
+            self.shared(cluster, now)
         demands = [serializers.coming(arrival) for arrival in self._arrivals(cluster, now)]
         return sorted(demands, key=lambda each: math.inf if each["at"] is None else each["at"])
 
@@ -356,14 +359,19 @@ class Forecasts:
             sorted(arrivals, key=lambda arrival: arrival.at(0.5)),
         )
 
+    def learn(self, cluster: ClusterState, now: float) -> None:
+        """Learn runtimes and lags from what the history has of late."""
+        with self._learning:
+            self._model(cluster)
+
     def _model(self, cluster: ClusterState) -> RuntimeModel:
         """Return the runtimes that are learnt from the history, and from what the state knows of others."""
-        changes = list(self._changes(max(self._learnt_to, cluster.version - MAX_WALK)))
+        changes = list(self._changes(max(self.learnt_to, cluster.version - MAX_WALK)))
         if self._runs is None:
             # What the walk learns itself is left out of what the state knows already.
             known = [each for version, each in changes if version <= cluster.version]
             self._runs = RunWalk(RuntimeModel(runs_before(cluster.runtimes.runs, (), known)))
-        for self._learnt_to, change in changes:
+        for self.learnt_to, change in changes:
             self._runs.add(change)
             self._lags.add(change)
         return self._runs.model

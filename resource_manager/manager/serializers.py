@@ -211,6 +211,11 @@ def coming(arrival: Arrival) -> results.ComingDemand:
     """Return an announced demand, and when it should be made."""
     announced, request = arrival.announced, arrival.announced.request
     earliest, at, latest = arrival.times or (None, None, None)
+    detail = ""
+    if at is None:
+        name = short(arrival.unknown)
+        no_run = f"no earlier run of {name} is known"
+        detail = f"it is unknown when {name} starts" if arrival.waits else no_run
     return {
         "task_id": request.lease_id,
         "name": display_name(request.lease_id, request.labels),
@@ -227,7 +232,7 @@ def coming(arrival: Arrival) -> results.ComingDemand:
         "at": at,
         "earliest": earliest,
         "latest": latest,
-        "detail": "" if at is not None else f"no earlier run of {short(arrival.unknown)} is known",
+        "detail": detail,
     }
 
 

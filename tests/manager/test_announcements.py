@@ -12,6 +12,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core import announced as limits
 from resource_manager.core.announced import MAX_ANNOUNCED, MAX_OF_RUN
 from resource_manager.core.models import Lease
+from resource_manager.manager import forecasts
 from resource_manager.manager.serializers import coming_in_words
 from tests.builders import Clock, present
 
@@ -159,6 +160,37 @@ def test_after_three_runs_a_time_is_known_which_moves_as_the_run_goes_on(
     clock.now += 300
     [late] = coming(manager)
     assert clock.now <= late["earliest"] <= late["at"] <= late["latest"], "longer than ever: any moment"
+
+
+@pytest.mark.parametrize("runtime_s", [3600.0, None])
+def test_what_comes_after_a_task_that_waits_is_told_by_its_start_whoever_asks_first(
+    manager: GPUResourceManager, clock: Clock, runtime_s: float | None
+) -> None:
+    """A command that only asked what is coming knew no starts: no earlier run was known, it said."""
+    for number in range(3):
+        play(manager, clock, f"r{number}", lag_s=120, prep_s=600)
+    manager.submit("busy", 8, expected_runtime=runtime_s)
+    announce(manager, "train", "r9", after=[lease("prep", "r9")])
+    manager.submit(lease("prep", "r9"), 2, labels=labels("prep", "r9"))
+    [train] = coming(GPUResourceManager(manager.settings, store=manager.store))
+    if runtime_s is None:
+        assert train["detail"] == f"it is unknown when {lease('prep', 'r9')} starts"
+    else:
+        assert train["at"] == pytest.approx(clock.now + 3600 + 600 + 120, rel=0.1)
+
+
+def test_lags_are_learnt_though_nobody_reads_for_longer_than_the_history_that_is_walked(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasts, "MAX_WALK", 10)
+    manager.submit("other", 1, ttl=86_400)
+    for number in range(3):
+        play(manager, clock, f"r{number}", lag_s=120, prep_s=600)
+        manager.check_deadlines()
+        for _ in range(forecasts.MAX_WALK + 1):
+            manager.renew("other")
+    announce(manager, "train", "r9", after=[lease("prep", "r9")])
+    assert coming(manager)[0]["at"] == pytest.approx(clock.now + 120, rel=0.3)
 
 
 def test_a_lag_that_changed_by_ten_moves_the_interval_within_some_runs(

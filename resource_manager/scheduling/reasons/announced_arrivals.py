@@ -25,11 +25,15 @@ Times = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When an announced demand should be made; `times` is None without the history of the task `unknown`."""
+    """When an announced demand should be made.
+
+    `times` is None without the history of the task `unknown`, or, if it `waits`, without its expected start.
+    """
 
     announced: Announced
     times: Times | None
     unknown: str = ""
+    waits: bool = False
 
     def at(self, level: float) -> float:
         """Return the time at a level from 0 to 1, between those that are known; infinite if none is."""
@@ -95,6 +99,8 @@ class LagWalk:
         """Yield when each announced demand should be made; `starts` are known ones of pending requests."""
         ends: dict[str, Times | None] = {}
         """The ends of the tasks before; None if they are not known."""
+        unknown: dict[str, tuple[str, bool]] = {}
+        """Of tasks before whose ends are not known: the task that this is due to, and whether it waits."""
 
         def note(name: str, request: Request, begun: Times | None, elapsed_s: float = 0.0) -> None:
             runtime = runtime_of(request)
@@ -108,27 +114,37 @@ class LagWalk:
         before = {name for each in cluster.announced.values() for name in each.after}
         for lease in cluster.leases.values():
             for name in before.intersection(names_announced(lease.lease_id)):
-                begun = (lease.granted_at,) * 3
-                note(name, lease.request, begun, now - lease.granted_at)
+                note(name, lease.request, (lease.granted_at,) * 3, now - lease.granted_at)
         for entry in cluster.pending.values():
             for name in before.intersection(names_announced(entry.lease_id)):
-                note(name, entry.request, starts.get(entry.lease_id))
+                begun = starts.get(entry.lease_id)
+                note(name, entry.request, begun)
+                if begun is None:
+                    unknown[name] = name, True
         ordered = {each.lease_id: each for each in along_the_dag(cluster.announced)}
         for announced in (ordered | dict(cluster.announced)).values():  # what is in a cycle comes last
             for name in announced.after:
                 if name not in ends:
                     at = self._ended.get(name, announced.at)
                     ends[name] = None if name in cluster.announced else (at, at, at)
-            arrival = self._arrival(announced, now, ends)
+            arrival = self._arrival(announced, now, ends, unknown)
             if announced.lease_id in before:
                 note(announced.lease_id, announced.request, arrival.times)
+                if arrival.times is None:
+                    unknown[announced.lease_id] = arrival.unknown, arrival.waits
             yield arrival
 
-    def _arrival(self, announced: Announced, now: float, ends: Mapping[str, Times | None]) -> Arrival:
+    def _arrival(
+        self,
+        announced: Announced,
+        now: float,
+        ends: Mapping[str, Times | None],
+        unknown: Mapping[str, tuple[str, bool]],
+    ) -> Arrival:
         ready: Times = (announced.at,) * 3
         for name in announced.after:
             if (end := ends[name]) is None:
-                return Arrival(announced, None, name)
+                return Arrival(announced, None, *unknown.get(name, (name, False)))
             ready = _latest(ready, end)
         if (lag := self._model.estimate(_lag_of(announced))) is None:
             return Arrival(announced, None, announced.lease_id)

@@ -57,6 +57,19 @@ def test_the_start_of_a_pending_task_before_it_counts_and_an_unknown_one_leaves_
     assert times(walk, cluster, a=(100.0, 200.0, 300.0))["b"] == pytest.approx((3760, 3860, 3960), rel=0.01)
 
 
+def test_an_unknown_start_of_a_task_before_it_is_told_from_a_run_that_is_missing() -> None:
+    cluster, walk = ClusterState(nodes("a")), LagWalk()
+    cluster.apply(Queued(request("a"), 0.0, 1, 0.0))
+    for name, before in (("b", "a"), ("c", "b"), ("other", "none")):
+        cluster.apply(Announced(request(name), 0.0, (before,)))
+    found = {each.announced.lease_id: each for each in walk.arrivals(cluster, 0.0, hour, {})}
+    assert {name: (each.unknown, each.waits) for name, each in found.items()} == {
+        "b": ("a", True),
+        "c": ("a", True),
+        "other": ("other", False),
+    }
+
+
 def test_a_withdrawn_demand_teaches_nothing() -> None:
     walk = LagWalk()
     for number in range(5):
