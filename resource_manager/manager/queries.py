@@ -24,7 +24,7 @@ from resource_manager.manager import (
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
-from resource_manager.manager.commit.asking import user_name
+from resource_manager.manager.commit.asking import asking, user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts, kept_record
@@ -353,9 +353,9 @@ class Queries:
             start = answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
             if request.deadline_at is not None and (start["ends_by"] or now) > request.deadline_at:
                 answer["late_end"] = start["ends_by"] or now
-            sooner = alternatives(
-                cluster, self._commits.resuming(cluster, now), request, for_a_while(MAX_ALTERNATIVES_S)
-            )
+            resuming, goes_on = self._commits.resuming(cluster, now), for_a_while(MAX_ALTERNATIVES_S)
+            least, teams = gpu_range(cluster)[0], () if (who := asking()) is None else who.teams
+            sooner = alternatives(cluster, resuming, request, goes_on, least, teams)
             answer["alternatives"] = [{"change": each.change, "at": each.at} for each in sooner]
         return answer
 

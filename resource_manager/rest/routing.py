@@ -141,7 +141,8 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             )
             is_operator = identity is not None and identity.is_operator
             name = as_caller(identity.name) if identity else ""
-            with turn, asked_by(name, is_operator=is_operator) as flask.g.asking:
+            teams = identity.teams if identity and not is_operator else ()
+            with turn, asked_by(name, is_operator=is_operator, teams=teams) as flask.g.asking:
                 return carry_out(service, identity, path)
         except StoreError as error:
             if identity is None or route.role is None:  # strangers must not learn the address or the error

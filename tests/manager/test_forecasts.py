@@ -303,3 +303,11 @@ def test_a_service_that_starts_knows_what_tasks_took_that_were_granted_lately(
     restarted = GPUResourceManager(manager.settings, store=manager.store)
     start = restarted.queue()[0]["estimated_start"]
     assert present(start["at"]) - clock.now == pytest.approx(6000, rel=0.05)
+
+
+def test_fewer_gpus_than_may_be_asked_for_are_no_alternative() -> None:
+    with GPUResourceManager.from_url("memory://") as manager:  # whose servers are for 2 GPUs a task at least
+        for server in range(4):
+            manager.allocate(f"most{server}", 7, 1, server=server)
+        assert [each["change"] for each in manager.explain("w", 4, 1)["alternatives"]] == []
+        assert manager.explain("w", 2, 1)["alternatives"] == []

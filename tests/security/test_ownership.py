@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager.manager.results import Submission
-from tests.builders import granted_lease
+from tests.builders import granted_lease, redefine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
@@ -29,6 +29,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.cli.program import main
 from resource_manager.core.changes import JobPlaced
 from resource_manager.core.models import JobPlace
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, LeaseNotFoundError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.launchers import Job, JobState, job_key
@@ -376,6 +377,16 @@ def test_a_token_of_some_teams_names_no_other(bound: Any, manager: GPUResourceMa
     ]
     assert teams == ["nlp", "vision", "vision"]
     assert ada.get("/api/caller").json == {"name": "ada", "role": "user", "teams": ["vision", "nlp"]}
+
+
+def test_what_would_start_sooner_is_of_teams_that_the_caller_may_name(
+    bound: Any, manager: GPUResourceManager
+) -> None:
+    redefine(manager, teams=Teams((Team("vision", limit=1), Team("nlp"), Team("speech"))))
+    both = [{"nlp"}, {"nlp", "speech"}]
+    for client, teams in zip((bound("vision", "nlp"), bound()), both, strict=True):
+        answer = client.get("/api/explain", query_string={**BODY, "team": "vision"}).json
+        assert {each["change"] for each in answer["alternatives"]} == {f"team {team}" for team in teams}
 
 
 def test_operators_and_unbound_tokens_name_any_team(bound: Any) -> None:

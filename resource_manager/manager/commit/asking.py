@@ -33,6 +33,8 @@ class Asking:
 
     by: str
     is_operator: bool = False
+    teams: tuple[str, ...] = ()
+    """The only ones that the caller may name; none: any."""
     changes: list[Change] = field(default_factory=list, init=False)
     entries: dict[str, Named] = field(default_factory=dict, init=False)
     """Leases and pending requests before the changes of them, by id: their names stay known."""
@@ -59,13 +61,13 @@ _asking: ContextVar[Asking | None] = ContextVar("gpu_manager_asking", default=No
 
 
 @contextmanager
-def asked_by(by: str, *, is_operator: bool = False) -> Iterator[Asking]:
+def asked_by(by: str, *, is_operator: bool = False, teams: tuple[str, ...] = ()) -> Iterator[Asking]:
     """Ask for everything inside, in this thread or task, in the name of `by`; empty: nobody asks.
 
-    Operators may state any priority. The name goes before the manager's own name. Raises
-    `InvalidRequestError` for a name that cannot be shown.
+    Operators may state any priority; `teams` are the only ones that the caller may name, none: any. The name
+    goes before the manager's own name. Raises `InvalidRequestError` for a name that cannot be shown.
     """
-    token = _asking.set(Asking(checked_by(by), is_operator))
+    token = _asking.set(Asking(checked_by(by), is_operator, teams))
     try:
         yield _asking.get()  # type: ignore[misc]
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from resource_manager.core.changes import Cancelled, Queued
@@ -36,15 +36,18 @@ def alternatives(
     current: SchedulingPass,
     request: Request,
     goes_on: Callable[[], bool] = lambda: True,
+    least_gpus: int = 1,
+    teams: Collection[str] = (),
 ) -> list[Alternative]:
     """Return what would start sooner than the request, the soonest first.
 
     A pending request would be changed at its place in the queue, another one queued now. As many are tried
-    as end while `goes_on` returns True.
+    as end while `goes_on` returns True. The caller may ask for `least_gpus` at least, and for these `teams`
+    alone, for any if there are none.
     """
     expected = _start_of(cluster, current, request, goes_on)
     found: list[Alternative] = []
-    for change, other in _variants(cluster, current, request):
+    for change, other in _variants(cluster, current, request, least_gpus, teams):
         if not goes_on():
             break
         at = None if never_fits(cluster, other) else _start_of(cluster, current, other, goes_on)
@@ -66,11 +69,15 @@ def _start_of(
 
 
 def _variants(
-    cluster: ClusterState, current: SchedulingPass, request: Request
+    cluster: ClusterState,
+    current: SchedulingPass,
+    request: Request,
+    least_gpus: int,
+    teams: Collection[str],
 ) -> Iterator[tuple[str, Request]]:
     """Yield the request with one change each, in words."""
     # A step down that people have a use for: half of the GPUs, or half of the time.
-    if (fewer := request.gpus // 2) > 0:
+    if (fewer := request.gpus // 2) >= max(least_gpus, 1):
         noun = "GPU" if fewer == 1 else "GPUs"
         yield f"{fewer} {noun} instead of {request.gpus}", replace(request, gpus=fewer)
     if request.gpu_types:
@@ -83,5 +90,5 @@ def _variants(
         yield f"an expected runtime of {half_s:.0f} s", replace(request, expected_runtime_s=half_s)
     if cluster.ledger is not None:
         others = [team.name for team in cluster.teams.teams if team.name not in (request.team, UNNAMED)]
-        for team in others[:MAX_TEAMS]:
+        for team in [name for name in others if not teams or name in teams][:MAX_TEAMS]:
             yield f"team {team}", replace(request, team=team)

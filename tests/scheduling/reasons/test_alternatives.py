@@ -68,3 +68,15 @@ def test_another_team_has_what_this_one_may_not_hold() -> None:
     cluster = busy()
     cluster.apply(TeamsChanged(Teams((Team("small", limit=1), Team("large"))), 0.0))
     assert found(cluster, Request("w", 2, team="small"))["team large"] == 10.0
+
+
+def test_what_the_caller_may_not_ask_for_is_not_named() -> None:
+    cluster = busy(a100("runs", 2))
+
+    def named(request: Request, *teams: str) -> list[str]:
+        return [each.change for each in alternatives(cluster, NOW, request, least_gpus=3, teams=teams)]
+
+    assert named(a100("w", 4)) == ["GPUs of any type"]
+    cluster.apply(TeamsChanged(Teams((Team("small", limit=1), Team("large"), Team("other"))), 0.0))
+    assert named(Request("w", 4, team="small")) == ["team large", "team other"]
+    assert named(Request("w", 4, team="small"), "small", "other") == ["team other"]
