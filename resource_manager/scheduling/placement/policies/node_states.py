@@ -58,8 +58,6 @@ class NodeStates:
         """By state number, the most GPU milli that one request can get; -1 for a closed node."""
         self.free: dict[str, list[Amount]] = {name: [] for node in nodes for name in node.free}
         """Free amounts by resource and state number."""
-        self.kinds: list[int] = []
-        """By state number, the kind of the nodes: all properties that leases do not change."""
         self.traits: list[object] = []
         """By state number, the trait."""
         self._nodes = [node.node for node in nodes]
@@ -135,7 +133,6 @@ class NodeStates:
         if number == len(self.reach):
             self.members.append(0)
             self.reach.append(_reach(node))
-            self.kinds.append(kind)
             self.traits.append(trait)
             for name, amounts in self.free.items():
                 amounts.append(free.get(name, 0))
