@@ -648,6 +648,12 @@ def test_a_job_that_ended_well_as_its_server_fell_silent_has_succeeded_once_that
     assert is_back or "its job may still run: its server does not answer" in event["detail"]
 
 
+def test_a_plan_that_a_triggerer_of_another_version_cannot_read_fails_its_task_alone(asks):
+    """Airflow takes a TypeError so; by any other error the triggerer ends, with the triggers of all tasks."""
+    with pytest.raises(TypeError, match=f"plan of {TASK.lease_id} cannot be made .*'most' is not a valid"):
+        again(asks("true"), done_when="most")
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(asks, manager, notes, wanted, is_wanted):
     trigger = asks("sleep 60")

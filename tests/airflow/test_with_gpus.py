@@ -420,6 +420,24 @@ def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
     assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
 
 
+@pytest.mark.parametrize("classpath", ["no_such_module.Waits", f"{__name__}.NoSuchTrigger"])
+def test_a_trigger_that_the_triggerer_does_not_have_fails_its_task_alone(manager, classpath):
+    """Airflow takes a TypeError so; by any other error the triggerer ends, and nobody watches any task."""
+    _, deferred = deferred_by(manager)
+    _, arguments = deferred.trigger.serialize()
+    missing = {"classpath": classpath, "arguments": {"how": "value"}}
+    with pytest.raises(TypeError, match=f"trigger {classpath} cannot be made .* install what the workers have"):
+        lease_keeping.LeaseKeepingTrigger(**{**arguments, **missing})
+
+
+def test_an_operator_whose_trigger_cannot_be_made_releases_its_gpus(manager, monkeypatch):
+    monkeypatch.setattr(Waits, "serialize", lambda trigger: ("no_such_module.Waits", {}))
+    with pytest.raises(TypeError, match="no_such_module"):
+        made(Defers).execute(context_of())
+    assert manager.leases() == []
+    assert end_of(manager) == ("FAILED", "TypeError")
+
+
 def test_a_long_lease_is_renewed_in_each_recovery_window_while_its_operator_is_deferred(
     manager, connect, pause
 ):

@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import HELD_FOR
-from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, renewal_pause_s
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, failing_alone, renewal_pause_s
 from resource_manager.airflow.version_compat import task_that_may_ask
 from resource_manager.airflow.worker_guard import STOP_S
 from resource_manager.core.changes import Outcome
@@ -62,7 +62,8 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         self.ttl_s = ttl_s
         self.until = until
         module, _, name = classpath.rpartition(".")
-        self.own: BaseTrigger = getattr(import_module(module), name)(**arguments)
+        with failing_alone(f"trigger {classpath}"):
+            self.own: BaseTrigger = getattr(import_module(module), name)(**arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self.own.task_instance, self.own.trigger_id = self.task_instance, self.trigger_id

@@ -75,19 +75,23 @@ class LeasedOperator(RunsInWorker):
         """Return what the work returns; if it defers, the lease goes on in the trigger."""
         context["gpu_lease"] = allocation
         allocation = self.gpu_kind.prepare(self, manager, allocation)
+        leaving: TaskDeferred | None = None
         try:
-            with self.with_devices(
-                manager,
-                allocation,
-                ends_in_time=not isinstance(self.gpu_kind, KindElsewhere),
-                stop=partial(self.gpu_kind.stop, self, allocation),
-            ):
-                result = work()
-        except TaskDeferred as deferred:
-            raise self._deferred(context, manager, allocation, deferred) from None
+            try:
+                with self.with_devices(
+                    manager,
+                    allocation,
+                    ends_in_time=not isinstance(self.gpu_kind, KindElsewhere),
+                    stop=partial(self.gpu_kind.stop, self, allocation),
+                ):
+                    result = work()
+            except TaskDeferred as deferred:
+                leaving = self._deferred(context, manager, allocation, deferred)
         except BaseException as error:
             self.gpu_kind.end(self, manager, allocation, outcome_of(error), reason_of(error))
             raise
+        if leaving is not None:
+            raise leaving
         reason = "exit code 0" if self.gpu_kind.has_exit_code else ""
         self.gpu_kind.end(self, manager, allocation, Outcome.SUCCESS, reason)
         return result

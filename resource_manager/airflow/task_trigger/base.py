@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -64,6 +64,22 @@ def handover_s() -> float:
     Airflow fails a task that is queued for longer than that.
     """
     return min(max(conf.getfloat("scheduler", "task_queued_timeout"), 1.0), MAX_RENEWAL_S)
+
+
+@contextmanager
+def failing_alone(what: str) -> Iterator[None]:
+    """Raise `TypeError` for each error of the block, which makes that part of a trigger.
+
+    Airflow fails the task of such a trigger. By any other error its triggerer ends, with all its triggers,
+    and so does the next one that takes them.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(
+            f"{what} cannot be made in this process: {type(error).__name__}: {error}; "
+            "install what the workers have in the triggerers, too, in the same versions"
+        ) from error
 
 
 class PlainTrigger(BaseTrigger):

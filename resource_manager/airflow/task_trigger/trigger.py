@@ -67,7 +67,8 @@ class TaskTrigger(TaskBoundTrigger):
     ) -> None:
         super().__init__(identity, gpu_conn_id, plan=dict(plan), after_token=after_token)
         self.after_token = after_token
-        self.plan = TaskPlan.from_dict(plan)
+        with base.failing_alone(f"plan of {self.identity.lease_id}"):
+            self.plan = TaskPlan.from_dict(plan)
         self._notes = TaskNotes(self.identity, self.log)
         self._end = TaskEnd(state=EndState.FAILED)
         self._lease = TaskLease(self, self.plan)
