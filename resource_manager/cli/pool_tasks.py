@@ -14,6 +14,11 @@ WITH_GPUS = "with_gpus"
 PACKAGE = "resource_manager.airflow"
 NO_OPERATORS = {"DAG", "TaskGroup", "Pool"}
 OUR_OPERATORS = {"GPUTrainingOperator", "GPUAllocateOperator", "GPUAvailableSensor"}
+NOT_LEASED = {
+    *("TriggerDagRunOperator", "HITLOperator", "ApprovalOperator", "HITLBranchOperator", "HITLEntryOperator"),
+    *("DockerSwarmOperator", "SSHRemoteJobOperator"),
+}
+"""Operators that `with_gpus` refuses."""
 PYTHON_TASKS = {"task", "task.python"}
 """Decorators of which `@task.gpu` is the form with GPUs."""
 
@@ -123,6 +128,9 @@ class _PoolTasks(cst.CSTVisitor):
             return
         elif last in OUR_OPERATORS:
             self._leave(node, f"{last} asks for GPUs itself; its pool is its team: take pool away by hand")
+            return
+        elif last in NOT_LEASED:
+            self._leave(node, f"with_gpus refuses {last}: rewrite it by hand, such as in a gpu_lease")
             return
         elif not _is_class(last):
             self._leave(node, f"{name or 'what is called'} is not known to be an operator")

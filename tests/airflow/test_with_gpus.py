@@ -426,7 +426,7 @@ def test_a_trigger_that_the_triggerer_does_not_have_fails_its_task_alone(manager
     _, deferred = deferred_by(manager)
     _, arguments = deferred.trigger.serialize()
     missing = {"classpath": classpath, "arguments": {"how": "value"}}
-    with pytest.raises(TypeError, match=f"trigger {classpath} cannot be made .* install what the workers have"):
+    with pytest.raises(TypeError, match=f"trigger {classpath} cannot be made .* install what"):
         lease_keeping.LeaseKeepingTrigger(**{**arguments, **missing})
 
 
@@ -673,6 +673,15 @@ def test_an_operator_with_names_of_ours_is_refused():
         with_gpus(BashOperator, gpus=1)(task_id="t", bash_command="true", gpus=2)
     with pytest.raises(TypeError, match="Invalid arguments were"):
         with_gpus(BashOperator, gpus=1)(task_id="t", bash_command="true", other=2)
+
+
+@pytest.mark.parametrize("name", ["trigger_dagrun.TriggerDagRunOperator", "hitl.HITLOperator"])
+def test_an_operator_whose_work_airflow_does_after_its_execute_is_refused(name):
+    """Its lease would end before, and its GPUs would be given away in use."""
+    module, _, name = f"airflow.providers.standard.operators.{name}".rpartition(".")
+    operator = type("Ours", (type(name, (BaseOperator,), {"__module__": module}),), {})
+    with pytest.raises(TypeError, match=r"with_gpus: not for Ours: .* after its execute: use gpu_lease"):
+        with_gpus(operator, gpus=1)
 
 
 def by_decorator(**arguments):

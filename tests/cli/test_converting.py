@@ -99,6 +99,7 @@ def test_the_import_comes_behind_the_others():
         ('def f(pool="gpu"): ...', "default of a function's parameter"),
         ('op.pool = "gpu"', "set after the task was made"),
         ('GPUTrainingOperator(pool="gpu")', "GPUTrainingOperator asks for GPUs itself"),
+        ('TriggerDagRunOperator(pool="gpu")', "with_gpus refuses TriggerDagRunOperator"),
         ('with_gpus = 1\nX(pool="gpu")', "a with_gpus of its own"),
     ],
 )

@@ -233,18 +233,23 @@ KINDS = {
 }
 """Class of Airflow's -> what is done with its subclasses; with others only the environment is set."""
 
-PLACED_BY_OTHERS = {
+NOT_LEASED = {
     f"{AIRFLOW}.docker.operators.docker_swarm.DockerSwarmOperator": "Swarm chooses the server",
     f"{AIRFLOW}.ssh.operators.ssh_remote_job.SSHRemoteJobOperator": "its job outlives it: use SSHOperator",
+    f"{AIRFLOW}.standard.operators.hitl.HITLOperator": "a person answers after its execute: use gpu_lease",
+    f"{AIRFLOW}.standard.operators.trigger_dagrun.TriggerDagRunOperator": (
+        "Airflow triggers the run after its execute: use gpu_lease"
+    ),
 }
+"""Class of Airflow's -> why a lease that ends with its `execute` would not last as long as its work."""
 
 
 def kind_of(operator: type) -> Kind:
     """Return the kind of an operator's class, by its bases; raises `TypeError` if it cannot be leased."""
     for base in operator.__mro__:
         name = f"{base.__module__}.{base.__qualname__}"
-        if name in PLACED_BY_OTHERS:
-            raise TypeError(f"with_gpus: not for {operator.__name__}: {PLACED_BY_OTHERS[name]}")
+        if name in NOT_LEASED:
+            raise TypeError(f"with_gpus: not for {operator.__name__}: {NOT_LEASED[name]}")
         if name in KINDS:
             return KINDS[name]
     return Kind()
