@@ -405,6 +405,21 @@ def test_a_task_is_under_a_lease_that_nothing_releases_before_its_run_is_over():
     assert pulled == ["g.allocate"]
 
 
+def test_a_pair_outside_of_any_group_is_a_lease_of_the_tasks_between_it():
+    with DAG("d") as dag:
+        allocate = GPUAllocateOperator(task_id="allocate", gpus=1)
+        release = GPUReleaseOperator(task_id="release", lease=allocate.output)
+        with TaskGroup("g"):
+            inner = BaseOperator(task_id="inner")
+        between = [BaseOperator(task_id="work"), inner]
+        BaseOperator(task_id="before") >> allocate >> between >> release >> BaseOperator(task_id="after")
+    pulled = []
+    for task in dag.tasks:
+        under = SimpleNamespace(task=task, xcom_pull=lambda task_ids, by=task.task_id: pulled.append(by))
+        lease.join_lease(under)
+    assert sorted(pulled) == ["g.inner", "work"]
+
+
 def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
     leases = []
 

@@ -192,7 +192,7 @@ def _allocate_around(task: Any) -> Any:
         return None
     before, group = task.get_flat_relative_ids(upstream=True), task.task_group
     is_released_later = task.is_teardown or _is_before_a(releases, task)
-    while group is not None and group.parent_group is not None:
+    while group is not None:
         earlier = [child for child in group.children.values() if child.node_id in before]  # no groups
         ended = {
             task_id
