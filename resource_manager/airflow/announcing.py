@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.task_demand import ATTRIBUTES, is_literal, owner_of, team_of
 from resource_manager.core.announced import MAX_AFTER, MAX_OF_RUN
 from resource_manager.errors import InvalidRequestError, PriorityError
@@ -100,17 +101,24 @@ def _announce(
 
 
 def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
-    """Return the plain values of a task's demand; None if it has none, or if it does not say how much."""
+    """Return the plain values of a task's demand; None if it has none, or if it does not say how much.
+
+    So does a task that asks elsewhere: by another connection, or Slurm. A sensor only looks: it has no
+    connection among its templates.
+    """
     templated = set(task.template_fields)
     values = task.partial_kwargs if task.is_mapped else vars(task)
     if "gpu_demand" in templated:
         given = values.get("gpu_demand") or {}
         if not isinstance(given, Mapping) or _is_expanded(task, "gpu_demand"):
             return None  # Airflow 3.0 stores what it cannot read as text
-        given = {**values.get("gpu_defaults", {}), **given}
-    elif templated >= {"gpus", ATTRIBUTES["resources"]}:
+        given = {"gpu_conn_id": values.get("gpu_conn_id"), **values.get("gpu_defaults", {}), **given}
+    elif templated >= {"gpus", "gpu_conn_id"} and values.get("launcher") != "slurm":
         given = {name: values.get(attribute) for name, attribute in ATTRIBUTES.items()}
+        given["gpu_conn_id"] = values.get("gpu_conn_id")
     else:
+        return None
+    if given["gpu_conn_id"] not in (None, DEFAULT_CONNECTION) or _is_expanded(task, "gpu_conn_id"):
         return None
     demand = {name: given[name] for name in FIELDS if given.get(name) is not None and is_literal(given[name])}
     if not demand.keys() & {"gpus", "gpu_milli"}:
@@ -129,7 +137,8 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
 
 def _is_expanded(task: Any, argument: str) -> bool:
     """Return whether copies of a mapped task differ in that argument, as far as the DAG says."""
-    expanded = task.expand_input.value if task.is_mapped else ()
+    given = getattr(task, "expand_input", None)  # of a mapped function None: its own arguments differ
+    expanded = () if given is None else given.value
     each = expanded if isinstance(expanded, list) else [expanded]
     return any(argument in arguments for arguments in each if isinstance(arguments, Mapping))
 

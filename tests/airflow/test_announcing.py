@@ -12,7 +12,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 
 from resource_manager import GPUResourceManager
-from resource_manager.airflow import GPUTrainingOperator, announcing, with_gpus
+from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, announcing, with_gpus
 from resource_manager.airflow.announcing import announce, tasks_to_come
 from resource_manager.core.announced import MAX_OF_RUN
 
@@ -97,6 +97,21 @@ def test_a_mapped_task_of_with_gpus_asks_for_what_its_class_does_unless_its_copi
         "cpus": 3,
         "expected_runtime": 7200.0,
     }
+
+
+def test_what_will_not_ask_for_a_lease_of_this_cluster_is_not_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would stand in what is to come until its run ends, and what comes after it would have no time."""
+    other: Any = with_gpus(BashOperator, gpus=2, gpu_conn_id="other")
+    with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        others = [train("on_slurm", launcher="slurm"), train("elsewhere", gpu_conn_id="other")]
+        GPUAvailableSensor(task_id="looks", gpus=4) >> others >> train("here")
+        other(task_id="bash", bash_command="true")
+        other.partial(task_id="mapped").expand(bash_command=["true"])
+        GPUTrainingOperator.partial(task_id="trains", gpus=2, gpu_conn_id="other").expand(command=["a"])
+        GPUTrainingOperator.partial(task_id="each", gpus=2, command="a").expand(gpu_conn_id=["other"])
+    assert [(each.task_id, each.after) for each in tasks_to_come(run_of(dag, monkeypatch))] == [("here", ())]
 
 
 def test_finished_tasks_of_a_cleared_run_and_unknown_numbers_of_mapped_ones(

@@ -54,7 +54,8 @@ class LeasedOperator(RunsInWorker):
         """Return the mapped form of the operator, as of Airflow's, which tells what its class asks for."""
         asked = {name: value for name, value in cls.made_by.keywords.items() if name in FIELDS}
         _with_own(str(arguments.get("task_id", "partial")), asked, arguments.get("gpu_demand"))
-        return cast(Any, super()).partial(gpu_defaults=cls.gpu_defaults, **arguments)
+        known = {**cls.gpu_defaults, "gpu_conn_id": cls.gpu_conn_id}
+        return cast(Any, super()).partial(gpu_defaults=known, **arguments)
 
     def given_fields(self) -> dict[str, Any]:
         return {name: given_value(self.gpu_demand.get(name)) for name in FIELDS}
@@ -271,7 +272,7 @@ def _subclass(
         "__init__": __init__,
         "__module__": __name__,
         "__doc__": operator.__doc__,
-        "template_fields": (*operator.template_fields, "gpu_demand"),
+        "template_fields": (*operator.template_fields, "gpu_demand", "gpu_conn_id"),
         "template_fields_renderers": {**operator.template_fields_renderers, "gpu_demand": "json"},
         "operator_extra_links": (*operator.operator_extra_links, ConsoleLink()),
         "custom_operator_name": f"{getattr(operator, 'custom_operator_name', operator.__name__)} with GPUs",

@@ -160,7 +160,8 @@ class GPUOperator(HoldsLease, BaseOperator):
     :param gpu_conn_id: connection of type `gpu_manager`.
     """
 
-    template_fields: Sequence[str] = tuple(task_demand.ATTRIBUTES.values())
+    template_fields: Sequence[str] = (*task_demand.ATTRIBUTES.values(), "gpu_conn_id")
+    """What a scheduler knows of a task; it announces no demand of another connection."""
     operator_extra_links = (ConsoleLink(),)
     gpu_milli: Any
     nodes: Any
