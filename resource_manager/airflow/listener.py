@@ -124,7 +124,7 @@ def _run_ended(dag_run: Any) -> None:
     dag_id, run_id, has_succeeded = dag_run.dag_id, dag_run.run_id, str(dag_run.state) == "success"
 
     def end(manager: LeaseService) -> None:
-        for entry in [*manager.leases(), *manager.queue()]:
+        for entry in [*manager.leases(), *manager.queue(estimated=False)]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
             if names != (instance_id(), dag_id, run_id) or labels.get("scope") != reconcile.RUN_SCOPE:

@@ -60,6 +60,8 @@ def _servers(manager: Any, incomplete: str) -> list[CompletionItem]:
 
 
 leases = _completes(lambda manager, incomplete: _names(manager.leases(), incomplete))
-pending = _completes(lambda manager, incomplete: _names(manager.queue(), incomplete))
-tasks = _completes(lambda manager, incomplete: _names([*manager.leases(), *manager.queue()], incomplete))
+pending = _completes(lambda manager, incomplete: _names(manager.queue(estimated=False), incomplete))
+tasks = _completes(
+    lambda manager, incomplete: _names([*manager.leases(), *manager.queue(estimated=False)], incomplete)
+)
 servers = _completes(_servers)

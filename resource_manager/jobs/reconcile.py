@@ -217,7 +217,7 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
     restored state are searched for jobs of leases that it does not know. A place that gives no answer is
     asked once: else leases there would take the time of all others.
     """
-    entries: list[Submission] = [*manager.leases(), *manager.queue()]
+    entries: list[Submission] = [*manager.leases(), *manager.queue(estimated=False)]
     of_tasks = [
         (entry, identity)
         for entry in entries

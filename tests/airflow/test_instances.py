@@ -50,6 +50,7 @@ from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.forecasts import Forecasts
 from resource_manager.rest.console.cells import task_link
 from resource_manager.storage.airflow_variable.access import DatabaseAccess
 from tests.eventually import wait_for
@@ -264,6 +265,19 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
     with instance("production"):
         after_the_listener(lambda: listener.on_dag_run_success(RUN, ""))
     assert held(manager) == set()
+
+
+def test_neither_the_end_of_a_run_nor_the_reconciler_estimates_starts(manager, instance, monkeypatch):
+    """A scheduler is told of the end of every run, and the starts of a long queue take it seconds."""
+    estimated = []
+    monkeypatch.setattr(Forecasts, "shared", lambda *_: estimated.append("starts"))
+    for number in range(5):
+        manager.submit(f"by-hand-{number}", 8, 8)
+    with instance("staging"):
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "it is over"))
+    reconcile(manager, NothingGoesOn(), "staging")
+    assert estimated == []
+    assert len(manager.queue(estimated=False)) == 1
 
 
 def test_a_task_that_was_ended_while_it_waited_for_a_lease_of_its_run_waits_no_more(manager, instance):
