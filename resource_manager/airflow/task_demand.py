@@ -56,8 +56,11 @@ def takes_demand(init: Init) -> Init:
 
 
 def taken(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields of a `Demand` from an operator's arguments; return them by attribute."""
-    return {attribute: kwargs.pop(name, None) for name, attribute in ATTRIBUTES.items()}
+    """Remove the fields of a `Demand` from an operator's arguments; return them by attribute.
+
+    A mapped function of `@task.gpu` gives them by attribute.
+    """
+    return {name: kwargs.pop(field, kwargs.pop(name, None)) for field, name in ATTRIBUTES.items()}
 
 
 def asked_by_attributes(operator: Any) -> dict[str, Any]:
@@ -83,8 +86,8 @@ def check_at_parse(operator: str, given: Mapping[str, Any]) -> None:
 
 def check_partial(arguments: Mapping[str, Any]) -> None:
     """Check the fields of a demand among the arguments of an operator's `partial`."""
-    # What `partial` calls resources are Airflow's.
-    asked = {name: arguments[name] for name in FIELDS if name in arguments and name != "resources"}
+    # By attribute: what `partial` calls resources are Airflow's.
+    asked = {field: arguments[name] for field, name in ATTRIBUTES.items() if name in arguments}
     operator = str(arguments.get("task_id", "partial"))
     check_at_parse(operator, asked)
     check_duration(operator, "max_wait", arguments.get("max_wait"))

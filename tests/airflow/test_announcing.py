@@ -99,6 +99,17 @@ def test_a_mapped_task_of_with_gpus_asks_for_what_its_class_does_unless_its_copi
     }
 
 
+def test_a_mapped_function_asks_for_what_its_decorator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+
+        @task.gpu(gpus=1, resources={"memory_mib": 8})
+        def mapped(x: int) -> None: ...
+
+        mapped.expand(x=[1, 2])
+    [each] = tasks_to_come(run_of(dag, monkeypatch, mapped=2))
+    assert (each.demand["gpus"], each.demand["resources"], each.copies) == (1, {"memory_mib": 8}, 2)
+
+
 def test_what_will_not_ask_for_a_lease_of_this_cluster_is_not_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

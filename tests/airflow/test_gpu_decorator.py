@@ -27,6 +27,8 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
         from airflow.exceptions import AirflowSkipException  # type: ignore[no-redef]
+    from airflow.sdk import DAG, task
+
     from resource_manager.airflow import in_worker, worker_guard
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
@@ -56,6 +58,24 @@ def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(at_worker_kil
     at_worker_kill(killed.append, [ended])
     worker_guard.end_this_process("its lease is over")
     assert killed == [signal.SIGKILL]
+
+
+def test_a_function_asks_for_its_further_resources_mapped_or_not():
+    """Airflow has a parameter of that name, with other keys, and reads it where a function is mapped."""
+    memory, less = {"memory_mib": 65536}, {"memory_mib": 1}
+
+    def train(x): ...
+
+    leased: Any = task.gpu(gpus=1, resources=memory)(train)
+    with DAG("d", schedule=None) as dag:
+        leased(1)
+        leased.override(task_id="less", resources=less)(1)
+        leased.override(task_id="mapped").expand(x=[1, 2])
+    mapped: Any = dag.get_task("mapped").unmap({"op_kwargs": {"x": 1}})
+    given: list[Any] = [dag.get_task("train"), dag.get_task("less"), mapped]
+    assert [one.given_fields()["resources"] for one in given] == [memory, less, memory]
+    with pytest.raises(ValueError, match="resources"):
+        task.gpu(gpus=1, resources={"memory_mib": -1})(train)
 
 
 def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypatch, manager):

@@ -11,7 +11,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from resource_manager.airflow.in_worker import RunsInWorker
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.resuming import Resumes
-from resource_manager.airflow.task_demand import check_partial
+from resource_manager.airflow.task_demand import ATTRIBUTES, check_partial
 
 
 class GPUDecoratedOperator(RunsInWorker, GPUOperator, DecoratedOperator, PythonOperator):
@@ -56,6 +56,8 @@ def gpu_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> Any:
     """Decorate a function as `@task.gpu(gpus=2)`; see `GPUDecoratedOperator` for the parameters."""
+    if "resources" in kwargs:  # which Airflow takes for its own parameter where the function is mapped
+        kwargs[ATTRIBUTES["resources"]] = kwargs.pop("resources")
     check_partial(kwargs)  # before the function is mapped, which makes no operator
     if isinstance(kwargs.get("nodes"), int):
         GPUDecoratedOperator.require_one_server(kwargs["nodes"])
