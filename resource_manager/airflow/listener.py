@@ -56,17 +56,14 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
 
 @hookimpl
 def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
-    """Drop what was kept of a training that Airflow has now; a DAG with one has the module."""
-    training = sys.modules.get("resource_manager.airflow.operators.training")
-    if training is not None and isinstance(task_instance, RuntimeTaskInstance):
-        if isinstance(task_instance.task, training.GPUTrainingOperator):
-            drop_collected(task_instance)
-        return
+    _drop_kept(task_instance)
     _task_ended(task_instance)
 
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
+    if str(task_instance.state) == "failed":  # in a worker of Airflow 3.0 it is running
+        _drop_kept(task_instance)
     if str(task_instance.state) != "up_for_retry":
         _task_ended(task_instance)
 
@@ -99,6 +96,18 @@ def on_dag_run_success(dag_run: Any, msg: str) -> None:
 @hookimpl
 def on_dag_run_failed(dag_run: Any, msg: str) -> None:
     _run_ended(dag_run)
+
+
+def _drop_kept(task_instance: Any) -> None:
+    """Drop what was kept of a training that ends in this worker: Airflow has it, or no try will collect it.
+
+    A DAG with a training has its module.
+    """
+    training = sys.modules.get("resource_manager.airflow.operators.training")
+    if training is None or not isinstance(task_instance, RuntimeTaskInstance):
+        return
+    if isinstance(task_instance.task, training.GPUTrainingOperator):
+        drop_collected(task_instance)
 
 
 def _task_ended(task_instance: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.events import TaskEnd
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -41,6 +42,15 @@ def kept_end(identity: TaskIdentity) -> TaskEnd | None:
 def drop_end(identity: TaskIdentity) -> None:
     """Drop the end, if there is one: it was collected, or shall not be."""
     CurrentAccess().delete(_key(identity))
+
+
+def drop_unwanted(identity: TaskIdentity) -> None:
+    """Drop the end of a task that has ended in Airflow: no try will collect it; what fails is only logged."""
+    try:
+        if not is_wanted(identity):
+            drop_end(identity)
+    except Exception as error:
+        logger.warning("the end of %s is kept until that task is cleared: %s", identity.lease_id, error)
 
 
 def drop_collected(task_instance: Any) -> None:

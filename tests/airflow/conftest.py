@@ -164,7 +164,7 @@ def wanted(monkeypatch):
     """Say whether Airflow still wants the task: `wanted(False)`; it does until then."""
 
     def say(is_wanted):
-        for module in ("task_trigger.base", "task_trigger.task_lease", "operators.training"):
+        for module in ("task_trigger.base", "task_trigger.task_lease", "operators.training", "task_results"):
             monkeypatch.setattr(f"resource_manager.airflow.{module}.is_wanted", lambda identity: is_wanted)
 
     say(True)

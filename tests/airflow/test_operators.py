@@ -70,9 +70,9 @@ def test_a_try_needs_a_worker_twice_to_ask_and_to_collect(manager, gpu_launcher)
     assert runs == ["asks", "collects"]
 
 
-def in_worker(operator):
+def in_worker(operator, **state):
     """Return the task instance as listeners in its worker get it."""
-    fields: dict[str, Any] = {"task": operator, **vars(context_of()["ti"])}
+    fields: dict[str, Any] = {"task": operator, **vars(context_of()["ti"]), **state}
     return RuntimeTaskInstance.model_construct(**fields)
 
 
@@ -91,6 +91,15 @@ def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, e
     assert len(variables) == (exit_code == 0)
     listener.on_task_instance_success(previous_state=None, task_instance=in_worker(operator))
     assert variables == {}
+
+
+@pytest.mark.parametrize("state", ["up_for_retry", "failed"])
+def test_a_success_is_kept_for_the_next_try_while_there_is_one(manager, gpu_launcher, variables, state):
+    """As where Airflow refuses the result of each try; else it stays among Airflow's Variables for good."""
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
+    fire(asked(operator))
+    listener.on_task_instance_failed(None, in_worker(operator, state=state), None)
+    assert len(variables) == (state == "up_for_retry")
 
 
 def test_a_run_that_is_made_again_does_not_take_an_end_of_the_deleted_one(manager, gpu_launcher, variables):

@@ -477,6 +477,20 @@ def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkey
         failed.execute_ended(context_of(), event)
 
 
+def test_an_end_that_a_trigger_sees_after_a_user_ended_the_task_is_not_kept(
+    asks, manager, monkeypatch, variables, wanted
+):
+    """The listener has dropped what was kept by then, and no try comes that would."""
+
+    def end():
+        manager.release(TASK.lease_id, job_end="gone", reason="stopped")
+        wanted(False)
+
+    interrupted(monkeypatch, trigger_steps, "keep_end", "before", end, lambda: asyncio.to_thread(end))
+    fire(asks("exit 143"))
+    assert variables == {}
+
+
 def test_who_stopped_a_job_is_named_though_the_trigger_sees_its_end_first(asks, manager, notes):
     def stop():
         wait_for(lambda: "job_log_place" in notes and state_of(*job_keys(notes)) is JobState.RUNNING)

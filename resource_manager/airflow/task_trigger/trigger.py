@@ -12,7 +12,7 @@ from airflow.triggers.base import TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.late_start import late_start
-from resource_manager.airflow.task_results import keep_end, kept_end
+from resource_manager.airflow.task_results import drop_unwanted, keep_end, kept_end
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import EndState, GrantState, TaskEnd
@@ -260,6 +260,8 @@ class TaskTrigger(TaskBoundTrigger):
                 if why := await self._lease.release(outcome, patience_s, reason=self._end.reason):
                     self._end = TaskEnd(state=EndState.FAILED, detail=why)
                 was_gone = self._lease.was_gone
+        if was_gone:  # as after a user ended the task: the listener may have dropped an end before this one
+            await in_thread(drop_unwanted, self.identity)
         if was_gone and self._end.state is EndState.JOB_ENDED and not self._end.has_succeeded:
             who = await self._lease.ended_by()
             if not who.endswith(f": {self._end.reason}"):  # else another trigger of this task did
