@@ -178,6 +178,22 @@ def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
     assert many.given_fields()["cpus"] == 4
 
 
+@pytest.mark.parametrize("arguments", [{}, {"start_from_trigger": True}])
+def test_no_task_begins_in_a_trigger_before_it_has_its_lease(arguments):
+    class Begins(BaseOperator):
+        start_from_trigger = True
+
+        def __init__(self, *, start_from_trigger=True, **kwargs):
+            super().__init__(**kwargs)
+            self.start_from_trigger = start_from_trigger
+
+    leased: Any = with_gpus(Begins, gpus=1)
+    with DAG("d", schedule=None) as dag:
+        leased(task_id="one", **arguments)
+        leased.partial(task_id="many", **arguments).expand(gpu_demand=[{"gpus": 1}])
+    assert [dag.get_task(name).start_from_trigger for name in ("one", "many")] == [False, False]
+
+
 def test_a_task_is_pickled_as_its_operator_is():
     task = made(PythonOperator, python_callable=print)
     again = pickle.loads(pickle.dumps(task))

@@ -54,6 +54,8 @@ class LeasedOperator(RunsInWorker):
         """Return the mapped form of the operator, as of Airflow's, which tells what its class asks for."""
         asked = {name: value for name, value in cls.made_by.keywords.items() if name in FIELDS}
         _with_own(str(arguments.get("task_id", "partial")), asked, arguments.get("gpu_demand"))
+        if "start_from_trigger" in arguments:
+            arguments["start_from_trigger"] = False
         known = {**cls.gpu_defaults, "gpu_conn_id": cls.gpu_conn_id}
         return cast(Any, super()).partial(gpu_defaults=known, **arguments)
 
@@ -272,6 +274,7 @@ def _subclass(
         "__init__": __init__,
         "__module__": __name__,
         "__doc__": operator.__doc__,
+        "start_from_trigger": False,  # of mapped tasks, which have no instance where Airflow looks
         "template_fields": (*operator.template_fields, "gpu_demand", "gpu_conn_id"),
         "template_fields_renderers": {**operator.template_fields_renderers, "gpu_demand": "json"},
         "operator_extra_links": (*operator.operator_extra_links, ConsoleLink()),
