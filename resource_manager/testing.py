@@ -37,6 +37,7 @@ def gpu_manager(
     """
     from resource_manager.airflow import listener
     from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.operators import lease
     from resource_manager.airflow.task_trigger import base
     from resource_manager.jobs import reconcile
     from resource_manager.jobs.airflow_instance import instance_id
@@ -50,6 +51,7 @@ def gpu_manager(
         is_here = terminal.is_here
         monkeypatch.setattr(terminal, "is_here", lambda address, *named: is_here("", *named))
         monkeypatch.setattr(reconcile, "ENDING_S", 0.0)
+        monkeypatch.setattr(lease, "ENDING_S", 0.0)
         monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
         monkeypatch.setattr(base, "POLL_S", 0.01)
         monkeypatch.setattr(base, "OUTAGE_POLL_S", 0.01)

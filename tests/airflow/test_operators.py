@@ -322,8 +322,7 @@ def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
     assert ended.get("outcome", "") == outcome
 
 
-def test_a_release_waits_for_a_task_of_its_lease_that_a_user_has_cleared_meanwhile(manager, monkeypatch):
-    monkeypatch.setattr(lease, "ENDING_S", 0.0)
+def test_a_release_waits_for_a_task_of_its_lease_that_a_user_has_cleared_meanwhile(manager):
     with DAG("d") as dag, gpu_lease(gpus=2):
         BaseOperator(task_id="work")
     allocate: Any = dag.get_task("gpu_lease.allocate")
@@ -332,7 +331,9 @@ def test_a_release_waits_for_a_task_of_its_lease_that_a_user_has_cleared_meanwhi
     release.lease = allocate.execute(allocated)
     states = {"gpu_lease.work": "failed"}
     context = context_of(get_task_states=lambda **_: {"r": states})
-    event = fire(deferral(lambda: release.execute(context)).trigger)
+    waits = deferral(lambda: release.execute(context)).trigger
+    assert waits.pause_s == 0.0, "in a test of a DAG nobody waits for processes"
+    event = fire(waits)
     states["gpu_lease.work"] = "running"
     deferral(lambda: release.execute_release(context, event))
     assert len(manager.leases()) == 1
