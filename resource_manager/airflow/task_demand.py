@@ -207,16 +207,10 @@ def submit(
     return status
 
 
-def end_lease(
-    manager: LeaseService,
-    identity: TaskIdentity,
-    owner: str,
-    outcome: Outcome | None = Outcome.CANCELLED,
-) -> int:
+def end_lease(manager: LeaseService, identity: TaskIdentity, owner: str) -> int:
     """End the task's lease or pending request; return the fencing token of the lease, 0 if there is none.
 
-    The outcome is None if it is unknown. Raises `AirflowException` if it is not the task's own, or if its job
-    may still run.
+    Raises `AirflowException` if it is not the task's own, or if its job may still run.
     """
     entry = manager.status_of(identity.lease_id)
     if entry is None:
@@ -227,7 +221,7 @@ def end_lease(
             f"lease {name_in_words(entry)} names another task in its labels; it was not requested by this "
             "task: release it"
         )
-    end_entry(manager, entry, outcome)
+    end_entry(manager, entry, Outcome.CANCELLED)
     return 0 if entry["state"] == "WAITING" else entry["fencing_token"]
 
 

@@ -13,9 +13,6 @@ from resource_manager.manager.use_results import GpuUse, IdleWarning, ServerUse
 LOOK_EVERY_S = 60.0
 """Time between two looks of a task's process at whether its lease is idle."""
 
-GPU_USAGE = "gpu_usage"
-"""XCom with a summary of `UseMeter`, and its key in a trigger's event."""
-
 
 def gpus_of(servers: Iterable[ServerUse], lease_id: str) -> list[GpuUse]:
     """Return the GPUs of the lease on these servers as they last reported them."""

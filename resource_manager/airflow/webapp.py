@@ -91,11 +91,6 @@ def manager_of_tasks() -> GPUResourceManager:
     return GPUManagerHook().on_store()
 
 
-def has_connection() -> bool:
-    """Return whether tasks use the default connection."""
-    return GPUManagerHook().is_defined()
-
-
 async def user_identity(request: Request) -> Identity:
     """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
     bearer = await HTTPBearer(auto_error=False)(request)
@@ -119,7 +114,7 @@ class Gate:
         identify: Callable[[Request], Awaitable[Identity]] = user_identity,
         open_manager: Callable[[], GPUResourceManager] = manager_of_tasks,
         instance_of: Callable[[], str] = publish_instance,
-        has_connection: Callable[[], bool] = has_connection,
+        has_connection: Callable[[], bool] = lambda: GPUManagerHook().is_defined(),
     ) -> None:
         self._identity_of = identify
         self._open_manager = open_manager

@@ -35,11 +35,12 @@ class GPUReconcileOperator(BaseOperator):
         try:
             states, instance = ExecutionTaskStates(), instance_id()
             done = reconcile(manager, states, instance)
-            done.actions.extend(end_left_behind(manager, states, instance))
+            on_slurm = end_left_behind(manager, states, instance)
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
-        for action in done.actions:
+        for action in on_slurm:  # of the others `reconcile` has told
             self.log.info("%s %s: %s", action.action, action.name, action.detail)
+        done.actions.extend(on_slurm)
         if not done.actions:
             self.log.info("every lease of this Airflow belongs to an unfinished task")
         if done.other_instances:

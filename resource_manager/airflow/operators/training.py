@@ -18,7 +18,7 @@ from resource_manager.airflow.task_state import identity_of, is_wanted
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.task_trigger.trigger import TaskTrigger
-from resource_manager.airflow.use_meter import GPU_USAGE, usage_line
+from resource_manager.airflow.use_meter import usage_line
 from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
@@ -222,7 +222,7 @@ class GPUTrainingOperator(GPUOperator):
             self.log.info("%s", describe_wait(end.waited_s, end.reasons))
         if end.gpu_usage is not None:
             self.log.info("%s", usage_line(end.gpu_usage))
-            context["ti"].xcom_push(key=GPU_USAGE, value=end.gpu_usage)
+            context["ti"].xcom_push(key="gpu_usage", value=end.gpu_usage)
         for rank, lines in end.tails.items():
             for line in lines:
                 self.log.info("[rank %s] %s", rank, line)
