@@ -181,7 +181,7 @@ class Kept:
 def ask(folder: Path, number: int, command: str, gpus: int = 1) -> Any:
     """Return the trigger of a task that has asked for GPUs."""
     keep_in(folder / "kept")
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUTrainingOperator
     from tests.airflow.tasks import asked
 
     operator = GPUTrainingOperator(task_id="t", gpus=gpus, cpus=1, ttl=timedelta(minutes=2), command=command)

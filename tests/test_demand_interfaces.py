@@ -29,9 +29,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.providers.standard.operators.python import PythonOperator
 
-    from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease, with_gpus
+    from resource_manager.airflow import (
+        GPUAllocateOperator,
+        GPUAvailableSensor,
+        GPUTrainingOperator,
+        gpu_lease,
+        with_gpus,
+    )
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.operators import GPUAllocateOperator
     from resource_manager.airflow.task_demand import (
         FIELDS,
         asked_by_attributes,

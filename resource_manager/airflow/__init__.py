@@ -6,13 +6,9 @@ from resource_manager.lazy import lazy_names
 
 if TYPE_CHECKING:
     from resource_manager.airflow.leased_operators.with_gpus import with_gpus
-    from resource_manager.airflow.operators import (
-        GPUAllocateOperator,
-        GPUReleaseOperator,
-        GPUTrainingOperator,
-        gpu_lease,
-        reconcile_dag,
-    )
+    from resource_manager.airflow.operators.lease import GPUAllocateOperator, GPUReleaseOperator, gpu_lease
+    from resource_manager.airflow.operators.reconcile import reconcile_dag
+    from resource_manager.airflow.operators.training import GPUTrainingOperator
     from resource_manager.airflow.sensors import GPUAvailableSensor
 else:
     __getattr__, __dir__ = lazy_names(

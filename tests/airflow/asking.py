@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from resource_manager.agent.report_format import read_report
-from resource_manager.airflow.operators import GPUAllocateOperator
+from resource_manager.airflow import GPUAllocateOperator
 from resource_manager.airflow.task_demand import ATTRIBUTES, demand_of, submit
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver

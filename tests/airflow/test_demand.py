@@ -11,7 +11,7 @@ from tests.builders import present
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
+    from resource_manager.airflow import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.task_demand import asked_by_attributes, demand_of, end_lease, owner_of
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 

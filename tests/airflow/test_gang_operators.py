@@ -11,9 +11,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG
 
-    from resource_manager.airflow import listener
+    from resource_manager.airflow import GPUTrainingOperator, gpu_lease, listener
     from resource_manager.airflow.decorators.gpu import gpu_task
-    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
     from resource_manager.airflow.task_results import keep_end
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException

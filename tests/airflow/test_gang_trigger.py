@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from datetime import timedelta
 
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUTrainingOperator
     from resource_manager.airflow.task_trigger.events import EndState
 
 from resource_manager import GPUResourceManager

@@ -31,9 +31,9 @@ with warnings.catch_warnings():
         import airflow.models.team  # noqa: F401
     from fastapi import FastAPI
 
-    from resource_manager.airflow import listener
+    from resource_manager.airflow import GPUAllocateOperator, GPUReleaseOperator, listener
     from resource_manager.airflow.links import ConsoleLink
-    from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
+    from resource_manager.airflow.operators import reconcile as operator_module
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.task_state import identity_of
@@ -208,6 +208,17 @@ def test_the_reconciler_keeps_and_counts_the_leases_of_another_airflow(manager):
     assert done.other_instances == 0
     assert LocalLauncher().status(our_job).state is JobState.ABSENT
     assert held(manager) == {f"by-hand-{server}" for server in range(4)}
+
+
+def test_a_reconciliation_tells_each_action_once(manager, instance, monkeypatch, caplog, said_by):
+    monkeypatch.setattr(operator_module, "ExecutionTaskStates", NothingGoesOn)
+    manager.submit(OURS.lease_id, 2, 1, labels=OURS.labels)
+    operator = operator_module.GPUReconcileOperator(task_id="reconcile")
+    said = said_by(operator)
+    with instance("production"), caplog.at_level("INFO", "resource_manager.jobs.reconcile"):
+        [action] = operator.execute({"ti": TASK})["actions"]
+    line = f"{action['action']} {action['name']}: {action['detail']}"
+    assert [*caplog.messages, *said].count(line) == 1, "Airflow's log of a task has both"
 
 
 def test_a_lease_is_released_only_by_its_own_airflow(manager, instance):

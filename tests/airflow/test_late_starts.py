@@ -10,8 +10,8 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import GPUTrainingOperator
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.operators import GPUTrainingOperator
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.maintenance import as_text

@@ -14,8 +14,7 @@ with warnings.catch_warnings():
     from airflow.sdk import DAG, BaseOperator
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    from resource_manager.airflow import listener
-    from resource_manager.airflow.operators import gpu_lease
+    from resource_manager.airflow import gpu_lease, listener
 
 
 class BuiltAtFirstRequest:

@@ -42,11 +42,11 @@ def test_a_name_is_imported_at_its_first_use() -> None:
     code = (
         "import sys, resource_manager.airflow as ours\n"
         "before = 'airflow' in sys.modules\n"
-        "from resource_manager.airflow import gpu_lease\n"
+        "from resource_manager.airflow import gpu_lease, with_gpus\n"
         "print(before, *(f'resource_manager.airflow.{name}' in sys.modules for name in "
-        "('operators.lease', 'sensors')))"
+        "('operators.lease', 'operators.training', 'sensors')))"
     )
-    assert in_a_process_of_its_own(code) == "False True False"
+    assert in_a_process_of_its_own(code) == "False True False False"
 
 
 @pytest.mark.filterwarnings("ignore")

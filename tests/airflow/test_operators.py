@@ -17,14 +17,14 @@ with warnings.catch_warnings():
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    from resource_manager.airflow import listener
-    from resource_manager.airflow.operators import (
+    from resource_manager.airflow import (
         GPUAllocateOperator,
         GPUReleaseOperator,
         GPUTrainingOperator,
         gpu_lease,
-        lease,
+        listener,
     )
+    from resource_manager.airflow.operators import lease
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import (
         AirflowException,

@@ -11,13 +11,13 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.in_worker import released
-    from resource_manager.airflow.operators import (
+    from resource_manager.airflow import (
         GPUAllocateOperator,
         GPUReleaseOperator,
         GPUTrainingOperator,
     )
+    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
+    from resource_manager.airflow.in_worker import released
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 

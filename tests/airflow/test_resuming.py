@@ -9,8 +9,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.providers.standard.operators.bash import BashOperator
 
-    from resource_manager.airflow import GPUAvailableSensor, with_gpus
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, with_gpus
     from resource_manager.airflow.version_compat import AirflowException
 
 from tests.airflow.tasks import asked, context_of, deferral, fire

@@ -19,8 +19,7 @@ from tests.builders import present
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow import task_results
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUTrainingOperator, task_results
     from resource_manager.airflow.task_trigger import trigger as trigger_steps
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.task_trigger.task_lease import TaskLease

@@ -12,7 +12,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUTrainingOperator
     from resource_manager.airflow.task_trigger import trigger as task_trigger
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.task_trigger.job_watch import JobWatch

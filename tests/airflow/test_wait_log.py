@@ -14,7 +14,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow import GPUTrainingOperator
     from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.task_trigger.events import EndState, GrantState
     from resource_manager.airflow.task_trigger.waits import GrantTrigger

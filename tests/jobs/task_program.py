@@ -27,13 +27,14 @@ with warnings.catch_warnings():
     except ImportError:
         from airflow.exceptions import TaskDeferred  # type: ignore[no-redef]
 
-    from resource_manager.airflow import shared_manager, task_results
-    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.operators import (
+    from resource_manager.airflow import (
         GPUAllocateOperator,
         GPUReleaseOperator,
         GPUTrainingOperator,
+        shared_manager,
+        task_results,
     )
+    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.task_trigger import base, job_watch, member_watch, notes, task_lease
 
 from resource_manager.jobs.launchers import plain_ssh

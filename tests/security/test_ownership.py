@@ -19,8 +19,7 @@ from tests.builders import granted_lease, redefine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
-    from resource_manager.airflow import listener
-    from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
+    from resource_manager.airflow import GPUAllocateOperator, GPUReleaseOperator, listener
     from resource_manager.airflow.task_demand import end_lease, submit, team_of
     from resource_manager.airflow.task_trigger.events import GrantState
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
 
-    from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
+    from resource_manager.airflow import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.operators.lease import GPULease
     from resource_manager.airflow.task_demand import demand_of
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
