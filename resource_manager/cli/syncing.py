@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -30,20 +31,32 @@ def is_link(parent):
     return os.path.realpath(parent) != os.path.normpath(os.path.join(folder, parent))
 def is_file(name):  # and no pipe, device or link in its place, as a job may have made
     return os.path.isfile(name) and not os.path.islink(name)
+def is_in_place(name):
+    return is_file(name) and not is_link(os.path.dirname(name))
 def digest(name):
     try:
         if not is_file(name):
             return ""
+        whole = hashlib.sha256()
         with open(name, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()
+            for part in iter(lambda: file.read(1048576), b""):  # it may be a job's checkpoint
+                whole.update(part)
+        return whole.hexdigest() + "x" * bool(os.stat(name).st_mode & 64)
     except OSError:
         return ""
+def note(digests):
+    with open(new, "w") as file:
+        json.dump(digests, file)
+    os.replace(new, known)
+sent = {}
 if is_file(known):
     with open(known) as file:
-        gone = set(json.load(file)) - set(wanted)
-    for name in gone:
+        sent = json.load(file)
+    if not isinstance(sent, dict):  # a list without digests: any of these may be a job's by now
+        sent = {}
+    for name in set(sent) - set(wanted):
         parent = os.path.dirname(name)
-        if is_file(name) and not is_link(parent):
+        if is_in_place(name) and digest(name) == sent[name]:
             os.unlink(name)
         while parent and not is_link(parent):
             try:
@@ -51,10 +64,11 @@ if is_file(known):
             except OSError:
                 break
             parent = os.path.dirname(parent)
-with open(new, "w") as file:
-    json.dump(list(wanted), file)
-os.replace(new, known)
-print(json.dumps([name for name in wanted if digest(name) != wanted[name]]), flush=True)
+def is_lacking(name):  # no file that was sent as it is wanted and that a job has changed since
+    return not (is_in_place(name) and sent.get(name) == wanted[name]) and digest(name) != wanted[name]
+lacking = [name for name in wanted if is_lacking(name)]
+note({**wanted, **{name: sent.get(name) for name in lacking}})  # the archive may end too early
+print(json.dumps(lacking), flush=True)
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
     for member in archive:
         parent = os.path.dirname(member.name)
@@ -67,6 +81,7 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
             file.write(content)
         os.chmod(new, member.mode)
         os.replace(new, member.name)
+note({**wanted, **{name: digest(name) for name in lacking}})  # as it arrived
 print("done", flush=True)
 """
 """Program for the server: it reads the wanted files' digests, says what it lacks, and reads an archive.
@@ -119,8 +134,8 @@ def _git(folder: Path, *words: str) -> str | None:
 def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
     """Make the copy of a folder on a server equal to it; return where it is there, and the files sent.
 
-    Files that jobs wrote stay; those that a former copy brought and that are gone here go there, too.
-    Raises `LauncherError`.
+    What jobs wrote stays, also over a file of the folder until that changes here. Files that a former copy
+    brought and no job has changed go there once they are gone here. Raises `LauncherError`.
     """
     files = check_folder(folder)
     mark = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:8]
@@ -128,7 +143,7 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
     program = shlex.join(["python3", "-I", "-S", "-c", THERE, there])
     command = ["ssh", "-T", *SSH_OPTIONS, *options, *destination(address), program]
     try:
-        wanted = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+        wanted = {name: _digest(path) for name, path in files.items()}
     except OSError as error:  # another user's, or removed meanwhile
         raise LauncherError(f"--sync {folder}: not copied to {address}: {error}") from error
     with tempfile.TemporaryFile() as complaint:
@@ -151,6 +166,11 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
         complaint.seek(0)
         said = complaint.read().decode(errors="replace").strip().splitlines() or ["no reason given"]
     raise LauncherError(f"--sync {folder}: not copied to {address}: {said[-1]}")
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file as the program there computes it, of its content and whether it may run."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() + "x" * bool(path.stat().st_mode & stat.S_IXUSR)
 
 
 def _send(files: Mapping[str, Path], names: Sequence[str], process: subprocess.Popen[bytes]) -> None:

@@ -123,6 +123,40 @@ def test_nothing_is_written_or_removed_through_a_link_that_a_job_made(code: Path
     assert (home / "mine" / "name").read_text() == "mine"
 
 
+def test_what_a_job_wrote_over_a_file_stays_until_that_changes_here(code: Path, home: Path) -> None:
+    """Without it a checkpoint was replaced by the next run, and removed once `.gitignore` named it."""
+    where, _ = syncing.sync(code, "server", [])
+    name = home / where.removeprefix("~/") / "lib" / "name"
+    name.write_text("a job's")
+    assert copied(code, home)["lib/name"] == "a job's"
+    (code / "lib" / "name").write_text("two")
+    assert copied(code, home)["lib/name"] == "two"
+    name.write_text("a job's")
+    (code / ".gitignore").write_text("data/\nlib/\n")
+    assert copied(code, home)["lib/name"] == "a job's"
+
+
+def test_a_file_that_did_not_arrive_is_not_taken_for_a_jobs(code: Path, home: Path) -> None:
+    syncing.sync(code, "server", [])
+    (code / "lib" / "name").write_text("two")
+    ssh = home.parent / "bin" / "ssh"
+    whole = ssh.read_text()
+    ssh.write_text(whole.replace("exec sh", "head -n 1 | sh"))
+    with pytest.raises(LauncherError, match="not copied to server"):
+        syncing.sync(code, "server", [])
+    ssh.write_text(whole)
+    assert copied(code, home)["lib/name"] == "two"
+
+
+def test_a_file_is_copied_again_once_it_may_be_run(code: Path, home: Path) -> None:
+    syncing.sync(code, "server", [])
+    (code / "train.py").chmod(0o755)
+    where, sent = syncing.sync(code, "server", [])
+    there = home / where.removeprefix("~/")
+    assert (sent, (there / "train.py").stat().st_mode & 0o777) == (1, 0o755)
+    assert syncing.sync(code, "server", [])[1] == 0
+
+
 @pytest.mark.timeout(60)
 def test_what_a_job_made_of_a_file_is_replaced_and_not_read(code: Path, home: Path) -> None:
     where, _ = syncing.sync(code, "server", [])
