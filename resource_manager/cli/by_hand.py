@@ -73,7 +73,7 @@ class ByHandCommand(DemandCommand):
     "--sync",
     "folder",
     metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     help="Begin in a copy of DIR on the server: what .gitignore leaves, at most 100 MB, only what changed.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -93,16 +93,13 @@ What it keeps for itself is beside the folder: no file of a folder takes its pla
 def check_folder(folder: Path) -> dict[str, Path]:
     """Return the files of a folder that git does not ignore, by name.
 
-    Raises `Failure` for too many, and for a link that leads out of the folder.
+    Raises `Failure` for too many, for a link that leads out of the folder, and where git fails.
     """
-    listed = _git(folder, "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard")
-    if listed is None:  # no repository: the ignore files count all the same
-        with tempfile.TemporaryDirectory() as empty:
-            subprocess.run(["git", "init", "-q", "--bare", empty], check=True)
-            place = ("--git-dir", empty, "--work-tree", str(folder), "-C", str(folder))
-            listed = _git(folder, *place, "ls-files", "-z", "-o", "--exclude-standard") or ""
-    names = sorted(filter(None, listed.split("\0")))
-    files = {name: folder / name for name in names if (folder / name).is_file()}
+    return _files(folder, _listed(folder))
+
+
+def _files(folder: Path, listed: Sequence[str]) -> dict[str, Path]:
+    files = {name: folder / name for name in listed if (folder / name).is_file()}
     for name, path in files.items():
         if not path.resolve().is_relative_to(folder.resolve()):
             raise Failure(
@@ -122,13 +119,26 @@ def check_folder(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _listed(folder: Path) -> list[str]:
+    """Return the names that git does not ignore: of files, and of folders that it does not look into."""
+    done = _git(folder, "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard")
+    if done.returncode != 0:  # no repository: the ignore files count all the same
+        with tempfile.TemporaryDirectory() as empty:
+            _git(folder, "init", "-q", "--bare", empty)
+            place = ("--git-dir", empty, "--work-tree", str(folder), "-C", str(folder))
+            done = _git(folder, *place, "ls-files", "-z", "-o", "--exclude-standard")
+    if done.returncode != 0:
+        said = os.fsdecode(done.stderr).strip().splitlines() or ["no reason given"]
+        raise Failure(f"--sync {folder}: git does not list its files: {said[-1]}", BAD_INPUT)
+    return sorted(filter(None, os.fsdecode(done.stdout).split("\0")))
+
+
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     try:
         # A repository that somebody else made may name a program there.
-        done = subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True)
+        return subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True)
     except FileNotFoundError:
         raise Failure(f"--sync {folder} needs git, which says what is ignored", BAD_INPUT) from None
-    return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
 def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:

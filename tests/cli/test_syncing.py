@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from resource_manager.cli import syncing
+from resource_manager.cli import main, syncing
 from resource_manager.cli.base import Failure
 from resource_manager.jobs.launchers import LauncherError
 from tests.cli.programs import environment_of, manager_of, piped
@@ -43,6 +44,25 @@ def test_what_git_ignores_stays_in_a_repository_or_not(code: Path) -> None:
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(code: Path) -> None:
     os.truncate(code / "train.py", syncing.MAX_BYTES)
     with pytest.raises(Failure, match=r"name in \.gitignore what is data, such as .*train\.py"):
+        syncing.check_folder(code)
+
+
+def test_a_folder_is_that_of_the_caller_whatever_git_and_the_walls_begin_in(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one that is no repository had no files."""
+    os.truncate(code / "train.py", syncing.MAX_BYTES)
+    monkeypatch.chdir(code.parent)
+    done = CliRunner().invoke(main, ["run", "--sync", code.name, "--", "true"])
+    assert (done.exit_code, done.stderr.startswith(f"Error: --sync {code}: 100 MB, at most 100;")) == (2, True)
+
+
+def test_a_git_that_fails_is_one_line_and_not_a_folder_without_files(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".gitconfig").write_text("[")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(Failure, match="git does not list its files: fatal: bad config line"):
         syncing.check_folder(code)
 
 
