@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resource_manager.cli.base import BAD_INPUT, Failure
+from resource_manager.cli.session import say
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.launchers.terminal import SSH_OPTIONS, destination
 
@@ -147,7 +148,11 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
     What jobs wrote stays, also over a file of the folder until that changes here. Files that a former copy
     brought and no job has changed go there once they are gone here. Raises `LauncherError`.
     """
-    files = check_folder(folder)
+    listed = _listed(folder)
+    files = _files(folder, listed)
+    if apart := [name for name in listed if (folder / name).is_dir()]:
+        some = ", ".join(map(repr, apart[:5])) + ", …" * (len(apart) > 5)
+        say(f"--sync {folder}: without {some}: submodules, other repositories and linked folders stay here")
     mark = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:8]
     there = f"~/.gpu-manager/code/{folder.resolve().name or 'root'}-{mark}"
     program = shlex.join(["python3", "-I", "-S", "-c", THERE, there])

@@ -121,6 +121,18 @@ def test_a_copy_is_equal_whatever_the_names_of_the_files(code: Path, home: Path)
     assert copied(code, home) == {**kept, **names, "a": "4"}
 
 
+def test_the_folders_that_are_not_copied_are_named(
+    code: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submodule = ["git", "-C", str(code), "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},module"]
+    subprocess.run(["git", "init", "-q", str(code)], check=True)
+    subprocess.run(submodule, check=True)
+    (code / "module").mkdir()
+    (code / "sets").symlink_to(code / "data")
+    assert "module" not in copied(code, home)
+    assert f"--sync {code}: without 'module', 'sets': submodules," in capsys.readouterr().err
+
+
 def test_no_file_of_the_folder_names_others_to_be_removed(code: Path, home: Path) -> None:
     (home / "authorized_keys").write_text("mine")
     (code / ".gpu-manager-sync").write_text('["../../../authorized_keys"]')
