@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from resource_manager.cli.base import BAD_INPUT, Failure
 from resource_manager.cli.session import say
@@ -69,7 +70,7 @@ def is_lacking(name):  # no file that was sent as it is wanted and that a job ha
     return not (is_in_place(name) and sent.get(name) == wanted[name]) and digest(name) != wanted[name]
 lacking = [name for name in wanted if is_lacking(name)]
 note({**wanted, **{name: sent.get(name) for name in lacking}})  # the archive may end too early
-print(json.dumps(lacking), flush=True)
+print("\\nlacking: " + json.dumps(lacking), flush=True)
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
     for member in archive:
         parent = os.path.dirname(member.name)
@@ -169,7 +170,7 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
             with process:
                 process.stdin.write(json.dumps(wanted).encode() + b"\n")
                 process.stdin.flush()
-                lacking = json.loads(process.stdout.readline(MAX_BYTES))
+                lacking = _lacking(process.stdout)
                 if not isinstance(lacking, list) or not {*map(str, lacking)} <= files.keys():
                     raise ValueError(lacking)
                 _send(files, lacking, process)
@@ -181,6 +182,16 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
         complaint.seek(0)
         said = complaint.read().decode(errors="replace").strip().splitlines() or ["no reason given"]
     raise LauncherError(f"--sync {folder}: not copied to {address}: {said[-1]}")
+
+
+def _lacking(answer: IO[bytes]) -> Any:
+    """Return what the server says it lacks, behind the lines of a .bashrc; raises `ValueError`."""
+    left = MAX_BYTES
+    while line := answer.readline(left):
+        if line.startswith(b"lacking: "):
+            return json.loads(line.removeprefix(b"lacking: "))
+        left -= len(line)
+    raise ValueError("no answer")
 
 
 def _digest(path: Path) -> str:

@@ -225,10 +225,16 @@ def test_a_file_that_cannot_be_read_is_one_line(code: Path) -> None:
     assert done.stdout.endswith(f"not copied to server: [Errno 13] Permission denied: '{code}/train.py'\n")
 
 
+def test_what_a_bashrc_prints_is_no_answer(code: Path, home: Path) -> None:
+    ssh = home.parent / "bin" / "ssh"
+    ssh.write_text(ssh.read_text().replace("exec sh", "echo '[1]'; printf 'no end of line'; exec sh"))
+    assert set(copied(code, home)) == {".gitignore", "lib/name", "train.py"}
+
+
 @pytest.mark.parametrize("answer", ['["/etc/passwd"]', "7", "[[1]]", "null", "{}", "no"])
 def test_a_server_that_answers_otherwise_is_one_line(code: Path, home: Path, answer: str) -> None:
     ssh = home.parent / "bin" / "ssh"
-    ssh.write_text(f"#!/bin/sh\nread line\necho '{answer}'\ncat > {home}/got\n")
+    ssh.write_text(f"#!/bin/sh\nread line\necho 'lacking: {answer}'\ncat > {home}/got\n")
     with pytest.raises(LauncherError, match="not copied to server: no reason given"):
         syncing.sync(code, "server", [])
     assert "passwd" not in (home / "got").read_text()
