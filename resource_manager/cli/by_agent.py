@@ -73,7 +73,7 @@ class AgentProcess:
 
     def _follow(self) -> None:
         """Show the output; of a quiet job only its state is looked at as often, which nobody has to send."""
-        offset, ask_at, pause_s, give_up_at = 0, 0.0, 0.0, math.inf
+        offset, ask_at, pause_s, give_up_at, is_shown = 0, 0.0, 0.0, math.inf, True
         while not self._stop.is_set():
             try:
                 is_due = time.monotonic() >= ask_at
@@ -91,8 +91,12 @@ class AgentProcess:
                 self._stop.wait(LOOK_EVERY_S)
                 continue
             give_up_at = math.inf
-            if part.text:
-                self._show(part.text)
+            if part.text and is_shown:
+                try:
+                    self._show(part.text)
+                except OSError as error:  # nobody reads on, or a disk is full: the job goes on all the same
+                    say(f"standard output: {error.strerror}: the rest of the command's output is not shown")
+                    is_shown = False
             is_more, offset = part.offset != offset, part.offset
             pause_s = 0.0 if is_more else min(max(2 * pause_s, LOOK_EVERY_S), MAX_LOOK_EVERY_S)
             ask_at = time.monotonic() + pause_s
@@ -115,5 +119,7 @@ def _code_of(ended: JobStatus) -> int:
 
 def show(text: str) -> None:
     """Write a part of a job's output, escaped where it would steer the terminal."""
+    if sys.stdout is None:  # it is closed
+        return
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -150,6 +150,30 @@ def test_a_command_ends_as_it_does_though_its_token_is_revoked(
     )
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["whose reader ends", "that is closed"])
+def test_an_output_that_nobody_reads_ends_with_the_command(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path, is_closed: bool
+) -> None:
+    """The command waited for ever, and renewed the lease of a job that had ended."""
+    until = f"until [ -e {tmp_path}/end ]; do sleep 0.05; done"
+    script = f"touch {tmp_path}/begun; echo 1; {until}; echo 2; exit 4"
+    words = ("run", "--gpus", "1", "--", "sh", "-c", script)
+    with begun(environment, *words, preexec_fn=(lambda: os.close(1)) if is_closed else None) as process:
+        assert process.stdout is not None
+        if not is_closed:
+            assert process.stdout.readline() == "1\n"
+        process.stdout.close()
+        wait_for(lambda: (tmp_path / "begun").exists(), 60)
+        (tmp_path / "end").touch()
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 4
+    assert "Traceback" not in said
+    assert ("gpu-manager: standard output: Broken pipe: the rest" in said) is not is_closed
+
+
 def test_a_shell_needs_a_log_in_and_names_submit(
     environment: dict[str, str], manager: GPUResourceManager
 ) -> None:

@@ -54,7 +54,8 @@ def test_a_folder_is_that_of_the_caller_whatever_git_and_the_walls_begin_in(
     os.truncate(code / "train.py", syncing.MAX_BYTES)
     monkeypatch.chdir(code.parent)
     done = CliRunner().invoke(main, ["run", "--sync", code.name, "--", "true"])
-    assert (done.exit_code, done.stderr.startswith(f"Error: --sync {code}: 100 MB, at most 100;")) == (2, True)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: --sync {code}: 100 MB, at most 100;")
 
 
 def test_a_git_that_fails_is_one_line_and_not_a_folder_without_files(
