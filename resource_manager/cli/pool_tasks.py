@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,9 +56,9 @@ def convert(source: str, pools: Mapping[str, int]) -> Conversion:
     Whatever is not part of such a task stays as it is. Raises `ValueError` for a source that is not Python.
     """
     try:
-        ast.parse(source)  # before libcst, whose parser has no limit of nesting
+        constants = _constants(ast.parse(source))  # before libcst, whose parser has no limit of nesting
         wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-        found = _PoolTasks(source.encode(), pools, wrapper)
+        found = _PoolTasks(source.encode(), pools, wrapper, constants)
         wrapper.module.visit(found)
     except SyntaxError as error:
         where = "" if error.lineno is None else f" in line {error.lineno}"
@@ -85,7 +86,13 @@ def _applied(source: bytes, edits: Iterable[_Edit]) -> str:
 class _PoolTasks(cst.CSTVisitor):
     """Edits that the tasks of one source need, collected in a walk over it."""
 
-    def __init__(self, source: bytes, pools: Mapping[str, int], wrapper: MetadataWrapper) -> None:
+    def __init__(
+        self,
+        source: bytes,
+        pools: Mapping[str, int],
+        wrapper: MetadataWrapper,
+        constants: Mapping[str, str],
+    ) -> None:
         super().__init__()
         self.source, self.pools, self.module = source, pools, wrapper.module
         self.edits: list[_Edit] = []
@@ -94,7 +101,7 @@ class _PoolTasks(cst.CSTVisitor):
         self.first_use: int | None = None
         self._spans = wrapper.resolve(ByteSpanPositionProvider)
         self._lines = wrapper.resolve(PositionProvider)
-        self._constants = _constants(self.module)
+        self._constants = constants
         lines = [line for line in self.module.body if isinstance(line, cst.SimpleStatementLine)]
         self._is_imported = any(_imports_with_gpus(statement) for line in lines for statement in line.body)
         self._is_shadowed = not self._is_imported and WITH_GPUS.encode() in source
@@ -227,7 +234,7 @@ class _PoolTasks(cst.CSTVisitor):
         return self.source[start:end].decode()
 
     def _text(self, node: cst.BaseExpression) -> str | None:
-        """Return the text of a literal, or of a name that the module gives a text once; None if unknown."""
+        """Return the text of a literal, or of a name that is nothing but a text; None if unknown."""
         if isinstance(node, cst.SimpleString | cst.ConcatenatedString):
             value = node.evaluated_value
             return value if isinstance(value, str) else None
@@ -245,16 +252,26 @@ def _is_class(name: str) -> bool:
     return re.match("_*[A-Z]", name) is not None and name not in NO_OPERATORS
 
 
-def _constants(module: cst.Module) -> dict[str, str]:
-    """Return the names to which the module's own statements assign a text, once."""
-    found: dict[str, list[str | None]] = {}
-    for line in module.body:
-        for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
-            if isinstance(statement, cst.Assign):
-                text = getattr(statement.value, "evaluated_value", None)
-                for target in statement.targets:
-                    found.setdefault(_dotted(target.target), []).append(text)
-    return {name: texts[0] for name, texts in found.items() if len(texts) == 1 and isinstance(texts[0], str)}
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """Return the names to which a statement of the module itself assigns a text, and nothing else anything."""
+    bound: Counter[str | None] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            bound[node.id] += not isinstance(node.ctx, ast.Load)
+        elif isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.alias):
+            bound[node.asname or node.name] += 1
+        else:  # a function, a class, an error that is caught, a pattern
+            bound[getattr(node, "name", None)] += 1
+    return {
+        target.id: line.value.value
+        for line in tree.body
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+        if isinstance(line.value.value, str)
+        for target in line.targets
+        if isinstance(target, ast.Name) and bound[target.id] == 1
+    }
 
 
 def _imports_with_gpus(statement: cst.CSTNode) -> bool:

@@ -114,6 +114,25 @@ def test_what_cannot_be_rewritten_is_a_line_and_stays_as_it_is(source, reason, t
     assert re.search(reason, done.stderr)
 
 
+@pytest.mark.parametrize("first", ["gpu", "default_pool"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        "if LOCAL:\n    POOL = 'gpu'",
+        "try:\n    from site_settings import POOL\nexcept ImportError:\n    pass",
+        "for POOL in POOLS: pass",
+        "POOL += '2'",
+        "def make(POOL): ...",
+        "def POOL(): ...",
+    ],
+)
+def test_the_pool_by_a_name_that_is_bound_again_is_computed(first, again):
+    source = f"POOL = '{first}'\n{again}\nX(pool=POOL)\n"
+    done = convert(source, {"gpu": 1})
+    assert done.source == source
+    assert [task.reason for task in done.unconverted] == ["pool is computed: POOL"]
+
+
 @pytest.mark.parametrize("source", ['X(pool="other")', "X(pools='gpu')", 'text = "pool=gpu"', "pool = 'gpu'"])
 def test_other_pools_are_left_alone(source):
     done = convert(f"{source}\n", {"gpu": 1})
