@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ NOT_LEASED = {
 """Operators that `with_gpus` refuses."""
 PYTHON_TASKS = {"task", "task.python"}
 """Decorators of which `@task.gpu` is the form with GPUs."""
+
+LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +56,8 @@ class _Edit:
 def convert(source: str, pools: Mapping[str, int]) -> Conversion:
     """Return the source with the tasks of these pools asking for GPUs, so many for each slot of the pool.
 
-    Whatever is not part of such a task stays as it is. Raises `ValueError` for a source that is not Python.
+    Whatever is not part of such a task stays as it is. Raises `ValueError` for a source that is not Python,
+    or would not be afterwards.
     """
     try:
         constants = _constants(ast.parse(source))  # before libcst, whose parser has no limit of nesting
@@ -72,7 +76,18 @@ def convert(source: str, pools: Mapping[str, int]) -> Conversion:
         raise ValueError("it is nested too deeply, or newer than the installed libcst") from None
     line = found.import_line()
     rewritten = _applied(found.source, found.edits if line is None else [line, *found.edits])
+    if found.edits:
+        _require_python(rewritten)
     return Conversion(rewritten, found.converted, tuple(sorted(found.unconverted)))
+
+
+def _require_python(rewritten: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first parser told them
+        try:
+            compile(rewritten, "rewritten", "exec", dont_inherit=True)
+        except (SyntaxError, RecursionError, MemoryError):
+            raise ValueError("it would be no Python afterwards: rewrite it by hand") from None
 
 
 def _applied(source: bytes, edits: Iterable[_Edit]) -> str:
@@ -174,13 +189,13 @@ class _PoolTasks(cst.CSTVisitor):
         header = "".join(map(self.module.code_for_node, self.module.header))
         at, newline = len(header.encode()), self.module.default_newline
         for number, statement in enumerate(self.module.body):
-            start, end = self._span(statement)
-            if start >= self.first_use:
+            _, end = self._span(statement)
+            if end > self.first_use:
                 break
             if isinstance(statement, cst.SimpleStatementLine):
                 is_docstring = number == 0 and isinstance(statement.body[0], cst.Expr)
                 if is_docstring or isinstance(statement.body[-1], cst.Import | cst.ImportFrom):
-                    at = self.source.index(newline.encode(), end) + len(newline)
+                    at = LINE_END.search(self.source, end).end()  # type: ignore[union-attr]  # one follows
         return _Edit(at, at, f"from {PACKAGE} import {WITH_GPUS}{newline}")
 
     def _gpus(self, slots: cst.Arg | None, gpus_a_slot: int) -> str:
@@ -189,7 +204,9 @@ class _PoolTasks(cst.CSTVisitor):
         code = self._code(slots.value)
         if isinstance(slots.value, cst.Integer):
             return str(gpus_a_slot * slots.value.evaluated_value)
-        return code if gpus_a_slot == 1 else f"{gpus_a_slot} * ({code})"
+        if gpus_a_slot > 1:
+            return f"{gpus_a_slot} * ({code})"
+        return f"({code})" if slots.value.lpar else code  # whose span is without its parentheses
 
     def _remove(self, call: cst.Call, going: Sequence[cst.Arg]) -> None:
         """Remove arguments with their commas; a line that had nothing else goes, one with a comment stays."""
@@ -198,7 +215,7 @@ class _PoolTasks(cst.CSTVisitor):
             if argument in going:
                 start, end = self._span(argument)
                 if isinstance(argument.comma, cst.Comma):
-                    end = self.source.index(b",", end) + 1
+                    end = self._span(argument.comma)[1]
                 is_next = bool(spans) and call.args[number - 1] in going
                 if is_next and b"#" not in self.source[spans[-1][1] : start]:
                     start = spans.pop()[0]
@@ -253,7 +270,7 @@ def _is_class(name: str) -> bool:
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Return the names to which a statement of the module itself assigns a text, and nothing else anything."""
+    """Return the names to which a statement of the module itself assigns a text, and nothing else a value."""
     bound: Counter[str | None] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):

@@ -46,6 +46,8 @@ def run(*words):
             "with_gpus(X, gpus=2)(\n  # one\n  # two\n)",
         ),
         ("X(a='é', pool='gpu')  # ü", "with_gpus(X, gpus=1)(a='é')  # ü"),
+        ("X(\n    pool='gpu'  # one, or two\n    , a=1)", "with_gpus(X, gpus=1)(\n    a=1)"),
+        ("X(a=1, pool_slots=(n := 2), pool='gpu')", "with_gpus(X, gpus=(n := 2))(a=1)"),
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -86,6 +88,15 @@ def test_the_import_comes_behind_the_others():
     assert lines[9] == "with_gpus(X, gpus=1)()"
     assert convert(f"{HEAD}X(pool='gpu')\n", {"gpu": 1}).source == f"{HEAD}with_gpus(X, gpus=1)()\n"
     assert convert("'''Doc.'''\nX(pool='gpu')\n", {"gpu": 1}).source.splitlines()[1] == HEAD.strip()
+    late = convert("y = 1; X(pool='gpu'); import late\n", {"gpu": 1}).source
+    assert late == f"{HEAD}y = 1; with_gpus(X, gpus=1)(); import late\n"
+    mixed = convert("# of two editors\r\nimport a\nX(pool='gpu')\r\n", {"gpu": 1}).source
+    assert mixed.splitlines()[1:] == ["import a", HEAD.strip(), "with_gpus(X, gpus=1)()"]
+
+
+def test_a_source_that_would_be_no_python_afterwards_is_left_to_its_owner():
+    with pytest.raises(ValueError, match="no Python afterwards: rewrite it by hand"):
+        convert("from __future__ import annotations; X(pool='gpu')\n", {"gpu": 1})
 
 
 @pytest.mark.parametrize(
