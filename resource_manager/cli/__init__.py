@@ -18,7 +18,6 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     server_commands,
     serving,
     storing,
-    team_commands,
     token_commands,
     top,
     verifying,

@@ -146,7 +146,8 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
 
     try:
         with Session(target) as session:
-            lease = session.ask(lambda manager: _lease_of(manager, name))
+            lease = session.ask(lambda manager: entry_of(manager, name))
+            refuse_waiting(lease)
             session.ask(lambda manager: manager.require_owner(lease))
             job = _job(lease, command or LOGIN_SHELL, key=f"attach-{secrets.token_hex(4)}")
             raise SystemExit(Attended(session, lease, job, None, owns=False).run())
@@ -321,12 +322,6 @@ def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = Non
     from resource_manager.jobs.running_job import job_of
 
     return job_of(lease, key or job_key(lease["task_id"], lease["fencing_token"]), command)
-
-
-def _lease_of(manager: Any, name: str) -> Mapping[str, Any]:
-    found = entry_of(manager, name)
-    refuse_waiting(found)
-    return found
 
 
 def refuse_waiting(entry: Mapping[str, Any]) -> None:

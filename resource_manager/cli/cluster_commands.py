@@ -1,4 +1,4 @@
-"""`gpu-manager diff`, `apply` and `cluster`: the stored cluster, and the file that defines it."""
+"""`gpu-manager diff`, `apply`, `cluster` and `teams`: the stored cluster, and the file that defines it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, confirm, print_json
-from resource_manager.cli.program import F, json_option, main, on_target
+from resource_manager.cli.lazy_tables import cluster_tables, tables
+from resource_manager.cli.program import F, json_option, main, on_target, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError
 
@@ -91,6 +92,15 @@ def cluster(target: Target, as_json: bool) -> None:
     """Print the stored cluster as a file that `apply` takes again."""
     found = target.manager.cluster()
     print_json(found) if as_json else click.echo(found["toml"], nl=False)
+
+
+@main.command()
+@wide_option
+@on_target
+def teams(target: Target, wide: bool, as_json: bool) -> None:
+    """Show what each team is guaranteed, may hold and holds."""
+    found = target.manager.teams()
+    print_json(found) if as_json else tables.console(wide=wide).print(cluster_tables.teams_table(found))
 
 
 def _read(target: Target, files: tuple[Path, ...]) -> ClusterFiles:
