@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure
-from resource_manager.cli.by_agent import AgentProcess, AgentTerminal, show
+from resource_manager.cli.by_agent import AgentProcess, AgentTerminal
 from resource_manager.cli.endings import (
     GPU_FAILED,
     PREEMPTED,
@@ -137,7 +137,7 @@ class Attended:
         except BaseException:  # it may have begun all the same
             self._owns = self._is_gone(launcher)
             raise
-        self._process = AgentProcess(launcher, self._job.key, show)
+        self._process = AgentProcess(launcher, self._job.key)
         return launcher
 
     def _is_gone(self, launcher: SignedLauncher) -> bool:

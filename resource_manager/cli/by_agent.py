@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -49,10 +49,10 @@ def _may_pass(error: ResourceManagerError) -> bool:
 
 
 class AgentProcess:
-    """Job that an agent runs, as a process of this terminal: `show` gets its output until it ends."""
+    """Job that an agent runs, as a process of this terminal, which shows its output until it ends."""
 
-    def __init__(self, launcher: AgentLauncher, key: str, show: Callable[[str], object]) -> None:
-        self._launcher, self._key, self._show = launcher, key, show
+    def __init__(self, launcher: AgentLauncher, key: str) -> None:
+        self._launcher, self._key = launcher, key
         self._code: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"output of {key}", daemon=True)
@@ -93,7 +93,7 @@ class AgentProcess:
             give_up_at = math.inf
             if part.text and is_shown:
                 try:
-                    self._show(part.text)
+                    _show(part.text)
                 except OSError as error:  # nobody reads on, or a disk is full: the job goes on all the same
                     say(f"standard output: {error.strerror}: the rest of the command's output is not shown")
                     is_shown = False
@@ -117,7 +117,7 @@ def _code_of(ended: JobStatus) -> int:
     return KILLED if ended.exit_code is None else ended.exit_code
 
 
-def show(text: str) -> None:
+def _show(text: str) -> None:
     """Write a part of a job's output, escaped where it would steer the terminal."""
     if sys.stdout is None:  # it is closed
         return

@@ -205,7 +205,7 @@ def test_a_command_whose_output_cannot_be_read_has_its_exit_code_all_the_same(
     job = Job(job_key("t", 7), ("/bin/sh", "-c", f"rm {log}; mkdir {log}; exit 5"))
     launcher.prepare(job)
     launcher.start(job)
-    process = by_agent.AgentProcess(launcher, job.key, by_agent.show)
+    process = by_agent.AgentProcess(launcher, job.key)
     wait_for(lambda: process.poll() is not None)
     board.jobs.close()
     assert process.poll() == 5
