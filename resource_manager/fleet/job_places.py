@@ -1,13 +1,15 @@
 """Places of stored jobs: of a new lease they are stored once the agents of all its servers know of it.
 
 That a server's agent has reported of late, or that a question of it is held, proves too little: it may have
-died since, and a lease that has places is kept for as long as nobody knows whether its jobs run.
+died since, and a lease that has places is kept for as long as nobody knows whether its jobs run. One whose job
+would run into maintenance by then is given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import JobPlace, has_stored_job
@@ -17,6 +19,7 @@ from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import is_there, leases_on
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
+from resource_manager.scheduling import lease_steps
 
 AGENT = "agent"
 """Name of the launcher whose jobs agents run."""
@@ -48,8 +51,10 @@ def place_jobs(manager: GPUResourceManager, server: str, leases: Iterable[Alloca
             if place is not None
         ]
         if len(known) == len(places):
-            with suppress(LeaseNotFoundError):
-                manager.place_job(lease["task_id"], known, fencing_token=lease["fencing_token"])
+            lease_id, token = lease["task_id"], lease["fencing_token"]
+            manager.commit(partial(lease_steps.too_late, lease_id=lease_id, fencing_token=token))
+            with suppress(LeaseNotFoundError):  # also where its request waits again
+                manager.place_job(lease_id, known, fencing_token=token)
             has_placed = True
     return has_placed
 

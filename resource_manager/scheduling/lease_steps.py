@@ -20,12 +20,13 @@ from resource_manager.core.changes import (
     new_released,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import as_text
 from resource_manager.core.models import MAX_RENEWAL_S, JobPlace, Lease, has_stored_job
 from resource_manager.core.names import is_hold, name_of, short
 from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNotFoundError, OtherOwnerError
 from resource_manager.scheduling.preemption.preempting import preemption_of
 from resource_manager.scheduling.preemption.requeueing import outcome_of, overdue, requeued
-from resource_manager.scheduling.queue.giving_back import given_back
+from resource_manager.scheduling.queue.giving_back import given_back, maintenance_met
 from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit, reached, renewed_until
 from resource_manager.scheduling.queue.windows import ending
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -266,8 +267,7 @@ def unbegun(
 
     That is known once its lease is over, or the agents of some of its nodes are `silent`, which it avoids.
     """
-    request = lease.request
-    if lease.places or lease.revoked or request.quarantine or not has_stored_job(request.labels):
+    if not _has_unbegun_job(lease):
         return []
     if lease.preempted_by:
         return release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
@@ -277,6 +277,27 @@ def unbegun(
     return release(
         cluster, lease.lease_id, now, outcome=Outcome.NOT_STARTED, reason=reason, failed_nodes=nodes
     )
+
+
+def too_late(cluster: ClusterState, now: float, *, lease_id: str, fencing_token: int) -> list[Change]:
+    """Return what has a request wait again whose stored job, begun now, would meet maintenance, else nothing.
+
+    The grant counted its runtime from itself, and agents may take the job a while later.
+    """
+    lease = cluster.holding(lease_id, fencing_token)
+    if lease is None or lease.preempted_by or not _has_unbegun_job(lease):
+        return []
+    if (met := maintenance_met(cluster, lease, now)) is None:
+        return []
+    begin, end = map(as_text, met)
+    reason = f"its job began too late to end before the maintenance from {begin} until {end}"
+    return release(cluster, lease_id, now, outcome=Outcome.NOT_STARTED, reason=reason)
+
+
+def _has_unbegun_job(lease: Lease) -> bool:
+    """Return whether the lease has a stored job that no agent has taken."""
+    is_taken = lease.places or lease.revoked or lease.request.quarantine
+    return not is_taken and has_stored_job(lease.request.labels)
 
 
 def cancel(

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from resource_manager.core.maintenance import as_text
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.jobs.launchers import job_key
+from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import uuid
 from tests.builders import granted_lease
 from tests.fleet.test_job_board import JOB, PLACE, Fleet, run
@@ -122,6 +124,26 @@ def test_a_job_that_no_agent_took_in_the_time_of_its_lease_waits_again_elsewhere
     assert outcomes(fleet) == ["NOT_STARTED"]
     assert "no agent took its job on gpu-a" in str(fleet.manager.history())
     assert fleet.manager.stored_jobs.job("t") == JOB
+
+
+def test_a_job_that_agents_take_too_late_to_end_before_maintenance_waits_again_at_its_place() -> None:
+    """The grant counted its runtime from itself."""
+    fleet = Fleet()
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    begin = fleet.manager.store.now() + 3600
+    times = {"from": as_text(begin), "until": as_text(begin + 3600)}
+    fleet.manager.add_maintenance(WindowForm.of(servers=["gpu-a"], **times))
+    wanted = {"job": JOB, "expected_runtime": 3590, "prefer_server": "gpu-a", "ttl": 600}
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, **wanted))
+    assert lease["server_name"] == "gpu-a"
+    fleet.clock.now += 20
+    assert fleet.wanted() == {}
+    [again] = fleet.manager.leases()
+    assert (again["server_name"], again["job_places"]) == ("gpu-b", [])
+    assert outcomes(fleet) == ["NOT_STARTED"]
+    assert "its job began too late to end before the maintenance from " in str(fleet.manager.history())
+    assert fleet.wanted("gpu-b") == {job_key("t", again["fencing_token"]): "run"}
 
 
 def test_a_job_of_a_server_that_falls_silent_before_its_agent_took_it_waits_again_elsewhere() -> None:

@@ -33,7 +33,7 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     request = lease.request
     labels = dict(request.labels)
     times = times_given_back(request)
-    keeps_place = _runs_into_maintenance(cluster, lease, now)
+    keeps_place = maintenance_met(cluster, lease, now) is not None
     if not keeps_place:
         keeps_place = times == 0 and now - lease.granted_at <= SOON_S
         labels[GIVEN_BACK] = str(times + 1)
@@ -56,10 +56,14 @@ def times_given_back(request: Request) -> int:
     return count_of(request.labels, GIVEN_BACK)
 
 
-def _runs_into_maintenance(cluster: ClusterState, lease: Lease, now: float) -> bool:
-    """Return whether the job, begun now, would meet a window; one of unknown runtime only an open one."""
+def maintenance_met(cluster: ClusterState, lease: Lease, now: float) -> tuple[float, float] | None:
+    """Return begin and end of a window that the job, begun now, would meet, or None.
+
+    One of unknown runtime meets only an open one.
+    """
     runtime_s = lease.request.expected_runtime_s or 0.0
     nodes = {member.node for member in lease.members}
-    return any(
+    crossed = (
         window.crossed(now, runtime_s) for window in cluster.windows if nodes.intersection(window.servers)
     )
+    return next(filter(None, crossed), None)
