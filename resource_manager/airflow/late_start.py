@@ -12,9 +12,10 @@ def late_start(windows: Iterable[WindowView], allocation: Allocation) -> str:
     """Return why the task waits again, empty if its job may begin now and runs into no window.
 
     The grant counted the stated runtime from itself, and the job may begin a while later. A runtime that is
-    not stated keeps a job from beginning in an open window only.
+    not stated keeps a job from beginning in an open window only. A limit that is shorter counts instead.
     """
-    runtime_s = allocation["expected_runtime_s"] or 0.0
+    limits = (allocation["max_runtime_s"], allocation["requeue_after_s"])
+    runtime_s = min(allocation["expected_runtime_s"] or 0.0, *(each for each in limits if each is not None))
     servers = {member["server_name"] for member in allocation["members"]}
     for window in windows:
         is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s

@@ -93,7 +93,9 @@ def quotes(
 
     `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
     """
-    chosen = None if members is None else admission.quote(cluster, request, members, now, now)
+    waiting = cluster.pending.get(request.lease_id)
+    since = now if waiting is None else waiting.queued_at
+    chosen = None if members is None else admission.quote(cluster, request, members, since, now)
     return {
         "price_per_hour": None if chosen is None else chosen.price_per_hour,
         "price": None if chosen is None else chosen.price,

@@ -29,7 +29,6 @@ from resource_manager.scheduling.preemption.preempting import (
     starting_early,
 )
 from resource_manager.scheduling.preemption.requeueing import taken_back
-from resource_manager.scheduling.preemption.victims import place_by_right
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.quotas import as_guaranteed, may_start, stop_of, within_guarantee
 from resource_manager.scheduling.queue.runtime_limits import lease_end
@@ -217,18 +216,15 @@ def dispatch(
     """Yield the pending requests that start now, with their members; apply each grant before the next step.
 
     Those whose ids are in `first` come first: leases were preempted for them. What leases that are still
-    ending have freed for others is held back.
+    ending have freed for others is held back, from those as well.
     """
     if current.suspended is not None:
         return
-    for lease_id in first:
-        pending = cluster.pending.get(lease_id)
-        if pending and (placed := place_by_right(cluster, pending, current)):
-            yield pending, placed.members
+    if first or cluster.preempting:
+        yield from starting_early(cluster, current, first)
     if not cluster.preempting:
         yield from _dispatch(cluster, current, ())
         return
-    yield from starting_early(cluster, current)
     with held_back(cluster, current) as waiting:
         yield from _dispatch(cluster, current, waiting)
 
@@ -255,23 +251,25 @@ def _dispatch(
         if blocked and cluster.ledger is not None:  # only what its team is guaranteed lets it go on
             request = as_guaranteed(cluster.ledger, request)
         restricted = is_restricted(cluster, request)
-        members = None
-        if (restricted or request.shape not in too_large) and (
+        placed, members = within_guarantee(cluster.ledger, request), None
+        if (restricted or placed.shape not in too_large) and (
             planned is None or planned.may_start(request, restricted=restricted)
         ):
             members = place_now(cluster, request, current)
             if members is not None and not current.admits(cluster, request, members, pending.queued_at):
                 continue
             if members is not None and planned is not None:
-                members = planned.without_delay(within_guarantee(cluster.ledger, request), members)
-            elif members is None and not restricted and _fits_nowhere(cluster, request):
-                too_large.add(request.shape)
-                if planned is not None:
+                members = planned.without_delay(placed, members)
+                if members and not current.admits(cluster, request, members, pending.queued_at):
+                    continue  # another server has its own price
+            elif members is None and not restricted and _fits_nowhere(cluster, placed):
+                too_large.add(placed.shape)
+                if planned is not None and placed.shape == request.shape:
                     planned.rule_out(request)
         if members is not None:
             yield pending, members
             continue
-        placed = within_guarantee(cluster.ledger, pending.request)
+        placed = within_guarantee(cluster.ledger, pending.request)  # also of one that others block
         if not (blocks_queue(cluster, placed, current) if restricted else prospects.usable(placed)):
             continue  # it blocks nobody
         if current.order.backfill:

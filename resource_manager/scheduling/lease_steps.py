@@ -27,7 +27,12 @@ from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNo
 from resource_manager.scheduling.preemption.preempting import preemption_of
 from resource_manager.scheduling.preemption.requeueing import outcome_of, overdue, requeued
 from resource_manager.scheduling.queue.giving_back import given_back, maintenance_met
-from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit, reached, renewed_until
+from resource_manager.scheduling.queue.runtime_limits import (
+    preempted_at_limit,
+    reached,
+    renewed_until,
+    within_grace,
+)
 from resource_manager.scheduling.queue.windows import ending
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -237,6 +242,8 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
 
 
 def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
+    if renewed := within_grace(cluster.ledger, lease, now):
+        return renewed
     if limit := reached(cluster.ledger, lease, now):
         return preempted_at_limit(cluster.ledger, lease, limit, now)
     if given_back_before := unbegun(cluster, lease, now):

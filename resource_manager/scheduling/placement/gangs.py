@@ -49,11 +49,10 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
     """
     if cluster.ledger is not None:
         request = within_guarantee(cluster.ledger, request)
-    if request.types is TypeChoice.FIRST and len(request.gpu_types) > 1:
-        for gpu_type in request.gpu_types:
-            members = select_members(cluster, replace(request, gpu_types=(gpu_type,)), policy)
-            if members is not None:
-                return members
+    for of_type in by_type(request):
+        members = select_members(cluster, of_type, policy)
+        if members is not None:
+            return members
     if request.nodes == 1:
         placement = select_placement(cluster, request, policy)
         return None if placement is None else (placement,)
@@ -63,6 +62,13 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
         return _place(cluster, request, policy, parts) if parts else None
 
     return ranked(cluster, request, placed)
+
+
+def by_type(request: Request) -> list[Request]:
+    """Return the request on each of its types alone, if it wants the first that fits; else nothing."""
+    if request.types is not TypeChoice.FIRST or len(request.gpu_types) < 2:
+        return []
+    return [replace(request, gpu_types=(gpu_type,)) for gpu_type in request.gpu_types]
 
 
 def ranked(

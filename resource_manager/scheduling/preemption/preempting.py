@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import blake2b
-from typing import TypeVar
 
 from resource_manager.core.changes import Change, Expired, Granted, Preempting, Released
 from resource_manager.core.cluster import ClusterState
@@ -20,6 +19,7 @@ from resource_manager.core.refusal import Grounds, RefusalKind, StillHeld, Waits
 from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.placement.gangs import Members
+from resource_manager.scheduling.preemption.turns import MAX_IN_VAIN, MAX_TEAMS, kinds_in_turn
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.scheduling.preemption.victim_right import Planned
 from resource_manager.scheduling.preemption.victims import (
@@ -31,22 +31,14 @@ from resource_manager.scheduling.preemption.victims import (
 )
 from resource_manager.scheduling.queue.quotas import StopKind, stop_of
 from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
-from resource_manager.scheduling.queue.windows import is_restricted
+from resource_manager.scheduling.queue.windows import is_of_agents, is_restricted
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-
-T = TypeVar("T")
 
 MAX_SEARCHES = 32
 """Maximum number of requests for which victims are found in one pass over the queue."""
 
-MAX_IN_VAIN = 4
-"""Maximum number of kinds of requests of one team, searched for in vain, after which it is others' turn."""
-
-MAX_TEAMS = 4
-"""Number of teams that have a turn at a time."""
-
-TURN_S = 1.0
-"""Duration of a turn."""
+STUCK_AFTER_S = 60.0
+"""Time after the end of a preemption from which on nobody counts on the end of a lease that is quarantined."""
 
 
 def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Lease]:
@@ -66,11 +58,7 @@ def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPa
 
 def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
     """Return the leases that are being preempted for that request, the first to end first."""
-    ending = (cluster.leases[preempting] for preempting in cluster.preempting)
-    return sorted(
-        (lease for lease in ending if lease.preempted_by == lease_id),
-        key=lambda lease: (lease.preempt_until, lease.lease_id),
-    )
+    return [lease for lease in _ending(cluster) if lease.preempted_by == lease_id]
 
 
 def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Grounds | None:
@@ -107,6 +95,9 @@ def preemption_of(
         raise NotPreemptibleError(f"{name} is being preempted for {winner} already")
     if not lease.request.preemptible:
         raise NotPreemptibleError(f"{name} is not preemptible, as it asked: stop its job instead")
+    if lease.quarantined and not is_of_agents(lease):
+        text = f"{name} is quarantined, and nobody tells its job: release it once that is known to be gone"
+        raise NotPreemptibleError(text)
     if preemptor and preemptor not in cluster.pending:
         raise InvalidRequestError("{preemptor} must be a pending request, got {!r}", preemptor)
     with cluster.trial():
@@ -129,7 +120,8 @@ def preemption_of(
         raise NotPreemptibleError(
             f"{name_in(cluster, preemptor)} would not start if {name} ended, or need not wait for it"
         )
-    raise NotPreemptibleError(f"nobody waits for what {name} holds: stop its job instead")
+    nobody = "nobody" if len(stuck) <= MAX_SEARCHES else f"none of the first {MAX_SEARCHES} in the queue"
+    raise NotPreemptibleError(f"{nobody} waits for what {name} holds: stop its job instead")
 
 
 def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
@@ -144,7 +136,7 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
     with cluster.trial():
         plan = _plan(cluster, current)
         kinds = _with_prospects(cluster, plan, now)
-        turn = _turn(cluster, kinds, current)
+        turn = kinds_in_turn(cluster, kinds, current)
         in_vain: Counter[tuple[Kind, bool]] = Counter()
         searches: Counter[str] = Counter()
         found = 0
@@ -214,31 +206,6 @@ def _with_prospects(cluster: ClusterState, plan: _Plan, now: float) -> set[Kind]
     return found
 
 
-def _turn(cluster: ClusterState, kinds: set[Kind], current: SchedulingPass) -> set[Kind]:
-    """Return the kinds whose turn it is now, however many before them in the queue are in vain.
-
-    It depends on the state and the time alone, so that all processes and a replay agree on it.
-    """
-    if len(kinds) <= MAX_IN_VAIN:
-        return kinds
-    of_teams: dict[str, dict[Kind, None]] = {}
-    for pending in current.order.starting(cluster, current.now):
-        if (kind := kind_of(pending.request)) in kinds:
-            of_teams.setdefault(pending.request.team, {})[kind] = None
-    teams = _next([*of_teams], MAX_TEAMS, f"{current.now // TURN_S} teams")
-    return {
-        kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{current.now // TURN_S}")
-    }
-
-
-def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
-    """Return so many of them, from a place that looks random: whatever the time between passes, all come."""
-    if len(each) <= count:
-        return each
-    drawn = int.from_bytes(blake2b(turn.encode(), digest_size=8).digest(), "big")
-    return [each[(drawn + place) % len(each)] for place in range(count)]
-
-
 class _Plan:
     """What requests are to get once the leases that are being preempted for them have ended."""
 
@@ -256,7 +223,7 @@ class _Plan:
 
 def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
-    plan = _Plan(cluster, _ending(cluster))
+    plan = _Plan(cluster, _ending(cluster, current.now - STUCK_AFTER_S))
     for lease in plan.ending:
         cluster.suppose_ended(lease)
     for by in dict.fromkeys(lease.preempted_by for lease in plan.ending):
@@ -288,23 +255,24 @@ def _starts_after(
                 return any(place_of(cluster, way, current) for way in ways_after(cluster, pending, victims))
 
 
-def _ending(cluster: ClusterState) -> list[Lease]:
-    """Return the leases that are being preempted, the first to end first."""
+def _ending(cluster: ClusterState, since: float = -math.inf) -> list[Lease]:
+    """Return the leases that are being preempted, the first to end first, without those stuck `since` then."""
+    ending = (cluster.leases[lease_id] for lease_id in cluster.preempting)
     return sorted(
-        (cluster.leases[lease_id] for lease_id in cluster.preempting),
+        (lease for lease in ending if not lease.quarantined or lease.preempt_until >= since),
         key=lambda lease: (lease.preempt_until, lease.preempted_by, lease.lease_id),
     )
 
 
 def starting_early(
-    cluster: ClusterState, current: SchedulingPass
+    cluster: ClusterState, current: SchedulingPass, first: Collection[str]
 ) -> Iterator[tuple[PendingRequest, Members]]:
-    """Yield those for whom leases are ending and who fit already, with their members.
+    """Yield those for whom leases ended (`first`) or are ending and who fit already, with their members.
 
     None takes what another of them is to get, nor by right GPUs of types outside its team's guarantee. Apply
     each grant before the next step.
     """
-    for by in dict.fromkeys(lease.preempted_by for lease in _ending(cluster)):
+    for by in dict.fromkeys((*first, *(lease.preempted_by for lease in _ending(cluster)))):
         pending = cluster.pending.get(by)
         if pending is None or place_of(cluster, pending, current) is None:
             continue
@@ -313,10 +281,14 @@ def starting_early(
         as_planned = pending
         if by in before and takes_of_others(pending.request, ending_for(cluster, by)):
             as_planned = replace(pending, request=before[by].request)
+        others = [lease for name, lease in before.items() if name != by]
         with cluster.trial():
             to_come = _place(cluster, as_planned, current)
             after = {} if to_come is None else _plan(cluster, current).to_come
-        if to_come is not None and before.keys() - {by} <= after.keys():
+        if to_come is None or not after.keys() >= {lease.lease_id for lease in others}:
+            with cluster.reserved(_free_parts(cluster, others, current.now)), cluster.trial():
+                to_come = _place(cluster, as_planned, current)
+        if to_come is not None:
             yield pending, to_come.members
 
 

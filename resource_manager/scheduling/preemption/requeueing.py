@@ -50,14 +50,16 @@ _PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
 def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Change]:
     """Return the change that queues the request of a preempted lease again, at its old place in time.
 
-    One that a limit ended waits at the end of the queue, so that others have their turn.
+    One that a limit ended waits at the end of the queue, so that others have their turn, and so does one whose
+    preemption was taken back a while ago.
     """
     request, is_idle = lease.request, outcome == Outcome.IDLE and lease.request.on_idle == OnIdle.REQUEUE
     if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:
         return []
     labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
     labels[RAN] = str(count_of(labels, RAN) + max(int(now - lease.granted_at), 0))
-    at_end = lease.preempted_by in LIMITS
+    is_late = not lease.preempted_by and now > lease.preempt_until + request.ttl_s
+    at_end = lease.preempted_by in LIMITS or is_late
     labels.pop(PREEMPTED_AFTER, None)
     if not at_end:
         labels[PREEMPTED_AFTER] = str(max(int(now - lease.arrived_at), 0))

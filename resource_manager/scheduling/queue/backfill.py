@@ -13,12 +13,18 @@ from resource_manager.core.fit import FreeCapacity, is_short
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
-from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
+from resource_manager.scheduling.placement.gangs import Members, Part, by_type, plan, ranked
 from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
 from resource_manager.scheduling.queue.spans import Span, together
-from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
+from resource_manager.scheduling.queue.windows import (
+    ever_open,
+    is_restricted,
+    open_spans,
+    opening_of,
+    opens_at,
+)
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_RESERVATIONS = 16
@@ -132,8 +138,9 @@ class Reservations:
         return any(slots(node.node, request, held_back.left(node, node.capacity)) for node in nodes)
 
     def hold_back(self, request: Request) -> bool:
-        """Hold back what the request could use; return True if that was not so before."""
-        return self._held_back.add(request, self._prospects.usable(request))
+        """Hold back what the request could ever use; return True if that was not so before."""
+        usable = ever_open(self._cluster, request, self._prospects.usable(request), self._now, self._guard_s)
+        return bool(usable) and self._held_back.add(request, usable)
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""
@@ -318,7 +325,8 @@ class Reservations:
         delaying = None if restricted else self._delaying.get(request.shape)
         if delaying is not None and runtime_s >= delaying:
             return None
-        found = self._without_delay(request, members, self._now + runtime_s)
+        end, ways = self._now + runtime_s, (*by_type(request), request)
+        found = next(filter(None, (self._without_delay(each, members, end) for each in ways)), None)
         if found is None and not restricted:
             self._delaying[request.shape] = runtime_s
         return found

@@ -12,6 +12,7 @@ from resource_manager.scheduling.queue.runtime_limits import (
     PREEMPTED_AFTER,
     RUNTIME_USED,
     count_of,
+    limit_of,
     longest_runtime_s,
     runtime_used_s,
 )
@@ -61,7 +62,8 @@ def maintenance_met(cluster: ClusterState, lease: Lease, now: float) -> tuple[fl
 
     One of unknown runtime meets only an open one.
     """
-    runtime_s = lease.request.expected_runtime_s or 0.0
+    stated_s = lease.request.expected_runtime_s or 0.0
+    runtime_s = min(stated_s, limit_of(cluster.ledger, lease.request)[0])
     nodes = {member.node for member in lease.members}
     crossed = (
         window.crossed(now, runtime_s) for window in cluster.windows if nodes.intersection(window.servers)

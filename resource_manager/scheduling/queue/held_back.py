@@ -40,7 +40,9 @@ class HeldBack:
 
     def add(self, request: Request, usable: int) -> bool:
         """Hold back what the request could use, on the nodes of that mask; return True if that is more."""
-        kind = (usable, request.gpu_types, request.gpu_memory, request.vendor, min(request.gpus, 2))
+        milli = request.gpu_milli if request.gpu_memory else 0  # with it, it decides which GPUs will do
+        whole = (request.vendor, min(request.gpus, 2))
+        kind = (usable, request.gpu_types, request.gpu_memory, milli, *whole)
         hold = self._holds.get(kind)
         is_more = hold is None
         if hold is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, fits, pick_gpus
-from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.runtimes import class_of
 from resource_manager.scheduling.placement.gang_slots import could_ever_mask, slots
@@ -59,15 +59,12 @@ class Timeline:
         self._whole: list[int] | None = None
 
     @classmethod
-    def of_leases(cls, node: NodeState, runtime_s: Callable[[Request], float]) -> Timeline:
-        """Return what is free as leases end: one past its expected end has, a quarantined one never will."""
-        ends = sorted(
-            (
-                (math.inf if lease.quarantined else lease.granted_at + runtime_s(lease.request), lease.key)
-                for lease in node.leases.values()
-            ),
-            reverse=True,
-        )
+    def of_leases(cls, node: NodeState, ends_at: Mapping[str, float]) -> Timeline:
+        """Return what is free as leases end, of which these are the keys and the times.
+
+        One past its expected end has ended.
+        """
+        ends = sorted(((at, key) for key, at in ends_at.items()), reverse=True)
         free = node.capacity_without_leases
         times, spans = [-math.inf], [free]
         for end, key in ends:
@@ -287,10 +284,10 @@ class LeaseTimelines:
         if position in self._changed:
             self._changed.discard(position)
             node = self._cluster.nodes[position]
-            runtimes_s = [self._runtime_on(position, lease.request) for lease in node.leases.values()]
-            made_of = (node.node, dict(node.leases), runtimes_s, dict(node.closed_gpus))
+            ends = {key: self._end_on(position, lease) for key, lease in node.leases.items()}
+            made_of = (node.node, dict(node.leases), ends, dict(node.closed_gpus))
             if timeline is None or self._made_of[position] != made_of:  # a trial that ended changed nothing
-                timeline = Timeline.of_leases(node, self.runtime_s)
+                timeline = Timeline.of_leases(node, ends)
                 self._timelines[position], self._made_of[position] = timeline, made_of
         assert timeline is not None
         return timeline
@@ -309,6 +306,14 @@ class LeaseTimelines:
     def runtime_s(self, request: Request) -> float:
         """Return for how long a lease of the request lasts, infinite if it is unknown."""
         return lasts_s(self._cluster, request)
+
+    def _end_on(self, position: int, lease: Lease) -> float:
+        """Return when that node has what the lease holds: if it is preempted, once the other has run."""
+        if lease.quarantined:
+            return math.inf
+        if (waiting := self._cluster.pending.get(lease.preempted_by)) is not None:
+            return lease.preempt_until + self._runtime_on(position, waiting.request)
+        return lease.granted_at + self._runtime_on(position, lease.request)
 
     def _runtime_on(self, position: int, request: Request) -> float:
         """Return the expected runtime of a request on that node, which is looked at again if it changes."""

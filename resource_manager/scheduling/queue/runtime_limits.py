@@ -79,12 +79,12 @@ def lease_end(
 def renewed_until(ledger: TeamLedger | None, lease: Lease, now: float, life_s: float) -> float:
     """Return the end of a lease that is renewed for `life_s` now.
 
-    One that a limit ends is not bounded by it any more; if none of its jobs was placed, it ends with its
-    preemption.
+    One that is preempted is not bounded by a limit any more; if a limit ends it and none of its jobs was
+    placed, it ends with its preemption.
     """
-    if lease.preempted_by not in LIMITS:
+    if not lease.preempted_by:
         return lease_end(ledger, lease.request, lease.granted_at, now, life_s)
-    is_kept = lease.places or lease.request.quarantine
+    is_kept = lease.places or lease.request.quarantine or lease.preempted_by not in LIMITS
     return now + life_s if is_kept else min(now + life_s, lease.preempt_until)
 
 
@@ -94,9 +94,19 @@ def reached(ledger: TeamLedger | None, lease: Lease, now: float) -> str:
     One whose limit has passed already, and that placed no job which could be told, just ends.
     """
     limit_s, limit = limit_of(ledger, lease.request)
-    is_told = lease.expires_at >= _told_at(ledger, lease.request, lease.granted_at)
     is_past = now >= lease.granted_at + limit_s and not lease.places
-    return limit if is_told and not (is_past or lease.preempted_by) else ""
+    return limit if _ends_at_limit(ledger, lease) and not (is_past or lease.preempted_by) else ""
+
+
+def within_grace(ledger: TeamLedger | None, lease: Lease, now: float) -> list[Renewed]:
+    """Return the renewal until the end of its preemption of a lease whose limit would end it before that.
+
+    Its owner was told that end.
+    """
+    if not lease.preempted_by or now >= lease.preempt_until or not _ends_at_limit(ledger, lease):
+        return []
+    until = lease.preempt_until
+    return [Renewed(lease.lease_id, lease.fencing_token, now, until, lease.checkpoint_at)]
 
 
 def preempted_at_limit(
@@ -108,6 +118,11 @@ def preempted_at_limit(
         Renewed(lease.lease_id, lease.fencing_token, now, until, lease.checkpoint_at),
         Preempting(lease.lease_id, lease.fencing_token, limit, until, now),
     ]
+
+
+def _ends_at_limit(ledger: TeamLedger | None, lease: Lease) -> bool:
+    """Return whether the lease was renewed until its limit is told."""
+    return lease.expires_at >= _told_at(ledger, lease.request, lease.granted_at)
 
 
 def _told_at(ledger: TeamLedger | None, request: Request, granted_at: float) -> float:

@@ -1,7 +1,8 @@
 """Maintenance windows in scheduling: the servers that a request may not start on now, and since when it may.
 
-A request crosses a window if its runtime, stated or learnt, reaches into it. An unknown runtime is taken to
-be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A TTL tells nothing. Servers on
+A request crosses a window if its runtime, stated or learnt, reaches into it, or its limit if that is shorter.
+An unknown runtime is taken to be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A
+TTL tells nothing. Servers on
 which the request's job has just failed to start are closed to it the same way.
 """
 
@@ -20,6 +21,8 @@ from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.placement.node_masks import positions
+from resource_manager.scheduling.queue.runtime_limits import lasts_s
 from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -29,10 +32,10 @@ MAX_OCCURRENCES = 100
 
 def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: float) -> float:
     """Return for how long from its start the request must not meet the window."""
-    runtime = cluster.runtimes.runtime_of(request)
-    if runtime is not None:
-        return runtime
-    return 0.0 if request.preemptible and preempts(cluster, window) else guard_s
+    lasts = lasts_s(cluster, request)
+    if cluster.runtimes.runtime_of(request) is not None:
+        return lasts
+    return 0.0 if request.preemptible and preempts(cluster, window) else min(guard_s, lasts)
 
 
 def preempts(cluster: ClusterState, window: Window) -> bool:
@@ -53,6 +56,20 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
             return at
         at = max(ends)
     return math.inf
+
+
+def ever_open(cluster: ClusterState, request: Request, nodes: int, now: float, guard_s: float) -> int:
+    """Return the nodes of that mask but for those that windows which come again close to it for good."""
+    of_windows: dict[tuple[int, ...], int] = {}
+    for position in positions(nodes) if cluster.windows else ():
+        name = cluster.nodes[position].name
+        on_node = tuple(window.window_id for window in cluster.windows if name in window.servers)
+        of_windows[on_node] = of_windows.get(on_node, 0) | 1 << position
+    for mask in of_windows.values():
+        name = cluster.nodes[next(iter(positions(mask)))].name
+        if opens_at(cluster, name, request, now, guard_s) == math.inf:
+            nodes &= ~mask
+    return nodes
 
 
 def opening_of(
@@ -104,7 +121,7 @@ def ending(cluster: ClusterState, now: float) -> list[Preempting]:
         if not (window.is_open(now) and preempts(cluster, window)):
             continue
         for lease in running(cluster, window):
-            can_end = not lease.quarantined or _is_of_agents(lease)
+            can_end = not lease.quarantined or is_of_agents(lease)
             if lease.request.preemptible and can_end and not lease.preempted_by:
                 until = now + lease.request.preempt_grace_s
                 change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor, until, now)
@@ -112,7 +129,7 @@ def ending(cluster: ClusterState, now: float) -> list[Preempting]:
     return list(found.values())
 
 
-def _is_of_agents(lease: Lease) -> bool:
+def is_of_agents(lease: Lease) -> bool:
     """Return whether agents run all jobs of a lease, which tell and end them also if nobody renews it."""
     is_whole = bool(lease.places) and not (lease.revoked or lease.ranks)
     return is_whole and all(place.launcher == "agent" for place in lease.places)

@@ -32,14 +32,14 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
-from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
+from resource_manager.scheduling.preemption.preempting import STUCK_AFTER_S, held_back, would_preempt
 from resource_manager.scheduling.preemption.victims import find_victims
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
@@ -328,6 +328,21 @@ def test_a_preemptor_is_expected_to_run_for_as_long_as_was_learnt() -> None:
     assert "small" in shared.state.leases
 
 
+def test_what_is_preempted_is_expected_to_be_free_once_its_preemptor_has_run() -> None:
+    """Its victim's own end is not that of what it holds: a reservation there would come to nothing."""
+    shared = Shared(Team("vision", 4), letters="ab", order=GREEDY)
+    shared.submit("victim", 4, team="nlp", expected_runtime_s=300.0, required_node="a")
+    shared.submit("busy", 2, team="nlp", expected_runtime_s=HOUR_S, required_node="b")
+    mine = {"expected_runtime_s": 10 * HOUR_S, "required_node": "a"}
+    shared.submit("mine", 4, team="vision", **mine)
+    assert shared.preempting() == {"victim": "mine"}
+    shared.submit("head", 4, team="nlp", expected_runtime_s=HOUR_S)
+    shared.submit("long", 2, team="nlp", expected_runtime_s=10 * HOUR_S)
+    assert "long" not in shared.state.leases, "it would delay the head, which goes to b in an hour"
+    shared.submit("brief", 2, team="nlp", expected_runtime_s=HOUR_S / 2)
+    assert "brief" in shared.state.leases
+
+
 def test_a_preemptor_of_unknown_runtime_is_named_where_nothing_overtakes() -> None:
     """What is kept for it was named instead, with a control character."""
     shared = kept_for_a_preemptor(expected_runtime_s=None, others_s=None)
@@ -461,6 +476,21 @@ def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
     assert "large" in shared.state.leases
 
 
+def test_a_preemptor_whose_victims_have_ended_takes_nothing_of_what_another_is_to_get() -> None:
+    shared = Shared(Team("vision", 4), Team("audio", 2), Team("rest", 2), letters="ab")
+    shared.submit("fixed", 2, team="rest", preemptible=False, required_node="b")
+    shared.submit("x", 2, team="nlp", required_node="a")
+    shared.submit("y", 2, team="nlp", required_node="a")
+    shared.submit("z", 2, team="nlp", required_node="b")
+    shared.submit("large", 4, team="vision")
+    shared.submit("small", 2, team="audio")
+    shared.release("x")
+    shared.release("z")
+    assert shared.state.leases["small"].placement.node == "b", "half of a is kept for the other one"
+    shared.release("y")
+    assert "large" in shared.state.leases
+
+
 def test_nothing_is_taken_of_what_is_only_planned() -> None:
     """`mine` is to get what `x` holds: there is no lease of it yet that `more` could take."""
     shared = Shared(Team("vision", 4), Team("nlp", 2))
@@ -547,6 +577,23 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     shared.do(lease_steps.renew(shared.state, "y", shared.now))
     assert not shared.state.leases["y"].quarantined
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
+
+
+@pytest.mark.parametrize(("after_s", "keeps"), [(0.0, True), (DAY_S, False)])
+def test_a_victim_that_was_told_in_vain_has_its_old_place_only_if_it_ends_then(
+    after_s: float, keeps: bool
+) -> None:
+    """Its caller's word would put it before all others for as long as it lasts."""
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 2, team="nlp")
+    arrived_at = shared.now
+    shared.submit("y", 2, team="nlp", priority=1)
+    shared.submit("mine", 2, team="vision")
+    cancel(shared, "mine")
+    shared.now += after_s
+    [_, queued] = lease_steps.release(shared.state, "x", shared.now, outcome=Outcome.PREEMPTED)
+    assert isinstance(queued, Queued)
+    assert queued.queued_at == (arrived_at if keeps else shared.now)
 
 
 @pytest.mark.parametrize("holder", ["ada@host", "Ada Lovelace@console"])
@@ -679,6 +726,22 @@ def test_quarantined_preemptions_do_not_count_as_making_room_twice() -> None:
     assert set(shared.state.leases) == {"mine", "second"}
 
 
+def test_a_request_waits_for_no_victim_that_is_stuck_but_takes_another() -> None:
+    """Its server has died: what ends meanwhile would go to smaller requests for days."""
+    shared = Shared(Team("vision", 4), letters="ab")
+    shared.submit("stuck", 4, team="nlp", quarantine=True, preempt_grace_s=1.0)
+    shared.submit("other", 4, team="nlp", priority=1)
+    shared.submit("mine", 4, team="vision")
+    shared.tick(2.0)
+    assert shared.state.leases["stuck"].quarantined
+    shared.tick(STUCK_AFTER_S - 1.0)
+    assert shared.preempting() == {"stuck": "mine"}, "it may end a little late"
+    shared.tick()
+    assert shared.preempting() == {"stuck": "mine", "other": "mine"}
+    shared.release("other")
+    assert "mine" in shared.state.leases
+
+
 def test_a_placement_in_the_trial_is_not_left_behind() -> None:
     shared = Shared(Team("vision", 2), letters="ab", gpus=2)
     shared.submit("x", 2, team="nlp")
@@ -741,6 +804,15 @@ def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> No
         by_hand(shared, lease_id, by)
     assert getattr(raised.value, "field", None) == ("preemptor" if by == "gone" else None)
     assert (shared.state.leases, shared.state.pending, shared.state.version) == before
+
+
+def test_by_hand_no_quarantined_lease_is_taken_as_nobody_tells_its_job() -> None:
+    shared = Shared(Team("nlp", 4))
+    shared.submit("x", 4, team="nlp", ttl_s=10.0, quarantine=True)
+    shared.submit("next", 4, team="nlp")
+    shared.tick(11.0)
+    with pytest.raises(NotPreemptibleError, match="x vnpm is quarantined, and nobody tells its job"):
+        by_hand(shared, "x")
 
 
 def test_by_hand_a_lease_is_taken_once() -> None:

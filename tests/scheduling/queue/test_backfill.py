@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, TypeChoice
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
 from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, MAX_SWEPT, Reservations
+from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import hold, node, nodes
@@ -151,6 +152,35 @@ def test_gpus_of_another_type_are_not_taken() -> None:
     assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (2,))
     hold(cluster, typed, "a", 2)
     assert without_delay(planned, typed, Placement("a", (1,))) is None
+
+
+def test_a_gang_that_must_move_goes_to_the_first_of_its_types_that_fits() -> None:
+    def of_type(name: str, gpu_type: str) -> Node:
+        return replace(node(name, 8), gpus=tuple(Gpu(number, gpu_type) for number in range(8)))
+
+    servers = [of_type("a", "H100"), of_type("b", "H100"), of_type("c", "A100"), of_type("d", "A100")]
+    cluster = ClusterState(servers)
+    hold(cluster, ask("busy", 4, 100.0), "b", 0, 1, 2, 3)
+    ahead = ask("ahead", 8, 5.0, required_node="b")
+    gang = ask("gang", 4, 1000.0, nodes=2, gpu_types=("H100", "A100"), types=TypeChoice.FIRST)
+    for request in (ahead, gang):
+        cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
+    [granted] = allocator.schedule_pending(cluster, SchedulingPass(first_fit, get_order("fifo+backfill"), 0.0))
+    assert isinstance(granted, Granted)
+    assert [member.node for member in granted.lease.members] == ["c", "d"]
+
+
+def test_what_waits_for_part_of_a_gpu_by_memory_holds_back_no_other_cards_for_whole_ones() -> None:
+    """Which cards have the memory depends on the part."""
+    cards = (Gpu(0, "L4", memory_mib=24_000), Gpu(1, "L40S", memory_mib=48_000))
+    cluster = ClusterState([replace(node("a"), gpus=cards)])
+    held_back = HeldBack(cluster)
+    part = replace(ask("part", 1, gpu_memory="20GB"), gpu_milli=500)
+    assert held_back.add(part, 1)
+    free = cluster.nodes[0].capacity
+    assert held_back.left(cluster.nodes[0], free).gpus == {0: 1000, 1: 0}
+    assert held_back.add(ask("whole", 1, gpu_memory="20GB"), 1)
+    assert held_back.left(cluster.nodes[0], free).gpus == {0: 0, 1: 0}
 
 
 def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:

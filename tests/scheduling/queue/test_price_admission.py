@@ -17,7 +17,7 @@ from resource_manager.manager.cluster_file.sections import settings_of
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.storage.codec import change_from_json, change_to_json
-from tests.builders import Clock
+from tests.builders import Clock, granted_lease
 
 HOUR_S = 3600.0
 
@@ -110,6 +110,34 @@ def test_explain_shows_price_and_utility(priced: GPUResourceManager) -> None:
     assert plain["admission"] is not None
     assert plain["admission"]["price_per_hour"] == pytest.approx(10.0)
     assert plain["admission"]["price"] is None
+
+
+def test_explain_of_a_request_that_waits_counts_its_wait(priced: GPUResourceManager, clock: Clock) -> None:
+    priced.submit("first", 4, 32)
+    priced.submit("late", 4, 32, **worth(16.0, sensitivity=0.01))  # type: ignore[arg-type]
+    clock.now += 10 * HOUR_S
+    admission = priced.explain("late")["admission"]
+    assert admission is not None
+    assert admission["utility"] == pytest.approx(0.0, abs=1e-6)
+    assert admission["covered"] is False
+
+
+def test_a_request_that_backfill_moves_pays_the_price_of_its_server(clock: Clock) -> None:
+    settings = {"admission": "price", "price_low": 1.0, "price_high": 100.0}
+    manager = GPUResourceManager(
+        Settings(store="memory://"),
+        cluster=settings,
+        store=MemoryStore(clock=clock),
+        inventory=default_inventory(2, 8, 64),
+    )
+    manager.submit("half", 4, server=0, expected_runtime=HOUR_S)
+    manager.submit("most", 6, server=1, expected_runtime=HOUR_S)
+    manager.submit("head", 8, server=0, expected_runtime=HOUR_S)
+    moved = {"expected_runtime": 2 * HOUR_S, "target": 4 * HOUR_S}
+    # A quarter of a server costs 10 ** (1 / 2) / 4 an hour where half of it is used, and more on the other.
+    assert manager.submit("poor", 2, utility=10.0, **moved)["state"] == "WAITING"  # type: ignore[arg-type]
+    rich = manager.submit("rich", 2, utility=1000.0, **moved)  # type: ignore[arg-type]
+    assert granted_lease(rich)["server_id"] == 1
 
 
 @given(used=st.integers(0, 7), low=st.floats(1e-3, 10), factor=st.floats(1, 1e4))

@@ -211,6 +211,22 @@ def test_a_job_that_is_not_preemptible_overtakes_on_no_other_type() -> None:
     assert cluster.leases["any"].placement.node == "h"
 
 
+def test_a_gang_that_waits_for_its_guaranteed_type_keeps_others_from_no_other_type() -> None:
+    servers = [Node(name, 0, {}, tuple(Gpu(i, kind) for i in range(8))) for name, kind in
+               (("a", "A100"), ("g", "H100"), ("h", "H100"))]
+    cluster = ClusterState([replace(server, server_id=number) for number, server in enumerate(servers)])
+    cluster.apply(TeamsChanged(Teams((Team("va", 8, {"A100": 8}),), preemption=True), 0.0))
+    submit(cluster, Request("busy", 8, team="va", gpu_types=("A100",), preemptible=False))
+    cluster.apply(TeamsChanged(Teams((Team("va", 16, {"A100": 16}),), preemption=True), 0.0))
+    current = SchedulingPass(first_fit, get_order("fifo+backfill"), 1.0)
+    for name, more in (("fixed", {"team": "va", "preemptible": False}), ("other", {"team": "hb"})):
+        request = Request(name, 4, nodes=2, **more)  # type: ignore[arg-type]
+        cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
+    started = [change for change in allocator.schedule_pending(cluster, current) if isinstance(change, Granted)]
+    assert [change.lease.lease_id for change in started] == ["other"]
+    assert {member.node for member in started[0].lease.members} == {"g", "h"}
+
+
 def test_what_is_free_of_another_type_does_not_count_in_the_reason() -> None:
     cluster = of_two_types(Team("va", 8, {"A100": 8}))
     submit(cluster, Request("all", 8, gpu_types=("A100",)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import JobEnd, JobPlaced, Outcome, TeamsChanged
+from resource_manager.core.changes import JobEnd, JobPlaced, Outcome, Preempting, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import JobPlace, Request
@@ -99,6 +99,24 @@ def test_a_renewal_does_not_extend_the_limit_but_the_time_that_a_told_job_has() 
     assert renewed.expires_at == 700.0  # type: ignore[union-attr]
     cluster.apply(renewed)
     assert expire(cluster, 621.0) == ["Quarantined"]
+
+
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_a_lease_preempted_for_a_request_has_the_grace_it_was_told_though_its_limit_comes_first(
+    is_renewed: bool,
+) -> None:
+    cluster = running(max_runtime_s=1800.0, preempt_grace_s=600.0, ttl_s=900.0, placed=False)
+    apply(cluster, lease_steps.renew(cluster, "x", 900.0))
+    assert cluster.leases["x"].expires_at == 1210.0, "its limit would be told then"
+    token = cluster.leases["x"].fencing_token
+    cluster.apply(Preempting("x", token, "mine", 1510.0, 910.0))
+    if is_renewed:
+        apply(cluster, lease_steps.renew(cluster, "x", 1200.0))
+        assert expire(cluster, 1210.0) == []
+        return
+    assert expire(cluster, 1210.0) == ["Renewed"]
+    assert expire(cluster, 1509.0) == []
+    assert expire(cluster, 1510.0) == ["Expired"]
 
 
 def test_what_placed_no_job_ends_with_its_preemption_and_what_is_not_renewed_before() -> None:

@@ -42,7 +42,7 @@ from resource_manager.scheduling.queue.windows import (
 from resource_manager.scheduling.reasons.feasibility import explain, refusals_of
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from tests.builders import nodes
+from tests.builders import hold, nodes
 
 FIRST_FIT = get_policy("first_fit")
 FIFO, BACKFILL = get_order("fifo"), get_order("fifo+backfill")
@@ -130,6 +130,28 @@ def test_an_unknown_runtime_counts_as_the_guard_unless_the_window_preempts_it(
     asked = job("x", None, gpus=0 if not preemptible else 2, preemptible=preemptible)
     assert bool(allocator.allocate(cluster, asked, SchedulingPass(FIRST_FIT, FIFO, 0.0))) == starts
     assert not allocator.allocate(cluster, asked, SchedulingPass(FIRST_FIT, FIFO, begin))
+
+
+def test_what_is_longer_than_the_time_between_windows_keeps_nothing_from_others() -> None:
+    """It never starts there, and would hold back all that it could use."""
+    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S))
+    assert submit(cluster, job("long", 8 * 86_400.0, gpus=8), 0.0, BACKFILL) == []
+    assert submit(cluster, job("short", 600.0), 0.0, BACKFILL) == ["short"]
+    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S), names="ab")
+    hold(cluster, job("unknown"), "b", *range(8))
+    assert submit(cluster, job("long", 8 * 86_400.0, gpus=8), 0.0, BACKFILL) == []
+    assert submit(cluster, job("short", 600.0), 0.0, BACKFILL) == ["short"]
+    assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == []
+
+
+@pytest.mark.parametrize("limit", ["max_runtime_s", "requeue_after_s"])
+@pytest.mark.parametrize("runtime_s", [None, 8 * 86_400.0])
+def test_a_job_whose_limit_ends_it_before_a_window_crosses_none(limit: str, runtime_s: float | None) -> None:
+    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S))
+    assert submit(cluster, job("late", runtime_s, **{limit: HOUR_S + 1.0}), 0.0) == []
+    assert submit(cluster, job("x", runtime_s, **{limit: HOUR_S}), 0.0) == ["x"]
+    again = lease_steps.release(cluster, "x", 10.0, outcome=Outcome.NOT_STARTED)
+    assert [change.queued_at for change in again if isinstance(change, Queued)] == [0.0]
 
 
 def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_place() -> None:
