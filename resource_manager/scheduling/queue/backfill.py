@@ -19,7 +19,7 @@ from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
 from resource_manager.scheduling.queue.spans import Span, together
 from resource_manager.scheduling.queue.windows import (
-    ever_open,
+    EverOpen,
     is_restricted,
     open_spans,
     opening_of,
@@ -78,6 +78,7 @@ class Reservations:
         self._dirty: set[int] | None = set()
         """Positions of the nodes that changed since the last pass; None if any may have."""
         self._held_back = HeldBack(cluster)
+        self._ever_open = EverOpen(cluster, current.now, self._guard_s)
         self._delaying: dict[tuple[object, ...], float] = {}
         """The shortest runtime with which a request of that shape would have delayed a reservation."""
         self._startable: dict[tuple[object, ...], Request] | None = None
@@ -139,8 +140,7 @@ class Reservations:
 
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could ever use; return True if that was not so before."""
-        usable = ever_open(self._cluster, request, self._prospects.usable(request), self._now, self._guard_s)
-        return bool(usable) and self._held_back.add(request, usable)
+        return self._held_back.add(request, self._prospects.usable(request) & self._ever_open.mask(request))
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""

@@ -21,7 +21,6 @@ from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
-from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.runtime_limits import lasts_s
 from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -58,18 +57,37 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
     return math.inf
 
 
-def ever_open(cluster: ClusterState, request: Request, nodes: int, now: float, guard_s: float) -> int:
-    """Return the nodes of that mask but for those that windows which come again close to it for good."""
-    of_windows: dict[tuple[int, ...], int] = {}
-    for position in positions(nodes) if cluster.windows else ():
-        name = cluster.nodes[position].name
-        on_node = tuple(window.window_id for window in cluster.windows if name in window.servers)
-        of_windows[on_node] = of_windows.get(on_node, 0) | 1 << position
-    for mask in of_windows.values():
-        name = cluster.nodes[next(iter(positions(mask)))].name
-        if opens_at(cluster, name, request, now, guard_s) == math.inf:
-            nodes &= ~mask
-    return nodes
+class EverOpen:
+    """The nodes that windows which come again do not close to a request for good; of one pass."""
+
+    def __init__(self, cluster: ClusterState, now: float, guard_s: float) -> None:
+        self._cluster, self._now, self._guard_s = cluster, now, guard_s
+        self._windows = [window for window in cluster.windows if window.every_s is not None]
+        self._masks: dict[tuple[float, ...], int] = {}
+        """By for how long from its start a request must not meet each of the windows."""
+
+    def mask(self, request: Request) -> int:
+        """Return the nodes as a mask."""
+        key = tuple(horizon_s(self._cluster, request, window, self._guard_s) for window in self._windows)
+        if key not in self._masks:
+            self._masks[key] = ~self._closed_for_good(request)
+        return self._masks[key]
+
+    def _closed_for_good(self, request: Request) -> int:
+        of_node: dict[str, tuple[int, ...]] = {}
+        for window in self._windows:
+            for name in window.servers:
+                of_node[name] = (*of_node.get(name, ()), window.window_id)
+        is_never: dict[tuple[int, ...], bool] = {}
+        closed = 0
+        for name, windows in of_node.items():
+            if (state := self._cluster.by_name.get(name)) is None:
+                continue
+            if windows not in is_never:
+                at = opens_at(self._cluster, name, request, self._now, self._guard_s)
+                is_never[windows] = at == math.inf
+            closed |= is_never[windows] << state.index
+        return closed
 
 
 def opening_of(
