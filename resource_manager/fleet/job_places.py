@@ -1,8 +1,8 @@
 """Places of stored jobs: of a new lease they are stored once the agents of all its servers know of it.
 
 That a server's agent has reported of late, or that a question of it is held, proves too little: it may have
-died since, and a lease that has places is kept for as long as nobody knows whether its jobs run. One whose job
-would run into maintenance by then is given back.
+died since, and a lease that has places is kept for as long as nobody knows whether its jobs run. One whose
+job would run into maintenance by then is given back.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ _PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
 def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Change]:
     """Return the change that queues the request of a preempted lease again, at its old place in time.
 
-    One that a limit ended waits at the end of the queue, so that others have their turn, and so does one whose
-    preemption was taken back a while ago.
+    One that a limit ended waits at the end of the queue, so that others have their turn, and so does one
+    whose preemption was taken back a while ago.
     """
     request, is_idle = lease.request, outcome == Outcome.IDLE and lease.request.on_idle == OnIdle.REQUEUE
     if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:

@@ -165,7 +165,8 @@ def test_a_gang_that_must_move_goes_to_the_first_of_its_types_that_fits() -> Non
     gang = ask("gang", 4, 1000.0, nodes=2, gpu_types=("H100", "A100"), types=TypeChoice.FIRST)
     for request in (ahead, gang):
         cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
-    [granted] = allocator.schedule_pending(cluster, SchedulingPass(first_fit, get_order("fifo+backfill"), 0.0))
+    current = SchedulingPass(first_fit, get_order("fifo+backfill"), 0.0)
+    [granted] = allocator.schedule_pending(cluster, current)
     assert isinstance(granted, Granted)
     assert [member.node for member in granted.lease.members] == ["c", "d"]
 

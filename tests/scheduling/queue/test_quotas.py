@@ -222,7 +222,8 @@ def test_a_gang_that_waits_for_its_guaranteed_type_keeps_others_from_no_other_ty
     for name, more in (("fixed", {"team": "va", "preemptible": False}), ("other", {"team": "hb"})):
         request = Request(name, 4, nodes=2, **more)  # type: ignore[arg-type]
         cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
-    started = [change for change in allocator.schedule_pending(cluster, current) if isinstance(change, Granted)]
+    changes = allocator.schedule_pending(cluster, current)
+    started = [change for change in changes if isinstance(change, Granted)]
     assert [change.lease.lease_id for change in started] == ["other"]
     assert {member.node for member in started[0].lease.members} == {"g", "h"}
 
