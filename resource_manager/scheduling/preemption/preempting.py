@@ -38,7 +38,7 @@ MAX_SEARCHES = 32
 """Maximum number of requests for which victims are found in one pass over the queue."""
 
 STUCK_AFTER_S = 60.0
-"""Time after the end of its preemption from which on a quarantined lease is stuck: nobody counts on its end."""
+"""Time from the end of its preemption after which a quarantined lease is stuck: nobody counts on its end."""
 
 
 def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Lease]:
@@ -256,7 +256,7 @@ def _starts_after(
 
 
 def _ending(cluster: ClusterState, since: float = -math.inf) -> list[Lease]:
-    """Return the leases that are being preempted, the first to end first, but for those stuck `since` then."""
+    """Return the leases that are being preempted, the first to end first, but for those stuck since then."""
     ending = (cluster.leases[lease_id] for lease_id in cluster.preempting)
     return sorted(
         (lease for lease in ending if not lease.quarantined or lease.preempt_until >= since),

@@ -2,7 +2,7 @@
 
 A request crosses a window if its runtime, stated or learnt, reaches into it, or its limit if that is shorter.
 An unknown runtime is taken to be `maintenance_guard_s`, or to end at the begin of a window that preempts it.
-A TTL tells nothing. Servers on which the request's job has just failed to start are closed to it the same way.
+A TTL tells nothing. Servers on which its job has just failed to start are closed to a request the same way.
 """
 
 from __future__ import annotations
