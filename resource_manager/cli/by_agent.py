@@ -44,7 +44,7 @@ class AgentTerminal(AgentLauncher):
 
 
 def _may_pass(error: ResourceManagerError) -> bool:
-    """Return whether the service or the agent was silent, as when it is started again."""
+    """Return whether the service, or an agent that had reported, was silent as when it is started again."""
     return isinstance(error.__cause__, AgentSilentError) or is_outage(error)
 
 

@@ -218,6 +218,7 @@ def test_run_on_a_server_where_nobody_logs_in_and_no_agent_reports_says_both(
     (tmp_path / "servers.toml").write_text(servers)
     store = embedded_redis.fresh_url()
     with GPUResourceManager.from_url(store, inventory=tmp_path / "servers.toml") as manager:
+        began = time.monotonic()
         done = piped(
             {**os.environ, "GPU_MANAGER_STORE": store, terminal.OWN_SERVER: "gpu-z"},
             "run",
@@ -226,6 +227,7 @@ def test_run_on_a_server_where_nobody_logs_in_and_no_agent_reports_says_both(
             "--",
             "true",
         )
+        assert time.monotonic() - began < by_agent.PATIENCE_S, "no agent of it is started again"
         first, last = done.stderr.splitlines()[-2:]
         said = f"gpu-manager: {why}; its agent runs the command, which gets no input from here"
         assert re.fullmatch(said, first), done.stderr

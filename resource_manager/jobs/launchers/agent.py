@@ -121,7 +121,7 @@ class AgentLauncher:
             if time.monotonic() >= ends_at or not state.get("has_reported"):
                 raise LauncherUnreachableError(
                     f"the agent of {self.server} is silent: what it runs is unknown"
-                ) from AgentSilentError()
+                ) from (AgentSilentError() if state.get("has_reported") else None)
             time.sleep(ASK_AGAIN_S)
         place = state["place"]
         if place is None:  # a job that is placed was begun by another agent there, and may go on
