@@ -14,8 +14,9 @@ def late_start(windows: Iterable[WindowView], allocation: Allocation) -> str:
     The grant counted the stated runtime from itself, and the job may begin a while later. A runtime that is
     not stated keeps a job from beginning in an open window only. A limit that is shorter counts instead.
     """
-    limits = (allocation["max_runtime_s"], allocation["requeue_after_s"])
-    runtime_s = min(allocation["expected_runtime_s"] or 0.0, *(each for each in limits if each is not None))
+    stated_s = allocation["expected_runtime_s"] or 0.0
+    ends_s = (stated_s, allocation["max_runtime_s"], allocation["requeue_after_s"])
+    runtime_s = min(each for each in ends_s if each is not None)
     servers = {member["server_name"] for member in allocation["members"]}
     for window in windows:
         is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s

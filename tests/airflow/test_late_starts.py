@@ -125,6 +125,12 @@ def test_a_job_that_begins_in_time_keeps_its_lease(late, gpu_launcher, clock):
     begins(gpu_launcher, trigger)
 
 
+def test_a_limit_that_ends_a_job_before_the_window_lets_it_begin(late, gpu_launcher, clock):
+    trigger = waited_until_50(training(requeue_after=3000), late, clock, "a", "b")
+    clock.now = 101.0
+    begins(gpu_launcher, trigger)
+
+
 def test_it_begins_at_once_where_no_window_is_ahead(late, gpu_launcher, clock):
     trigger = waited_until_50(training(), late, clock, "a", "b")
     clock.now = 101.0

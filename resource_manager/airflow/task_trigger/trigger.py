@@ -257,7 +257,10 @@ class TaskTrigger(TaskBoundTrigger):
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
                 is_lost = self._end.state is EndState.JOB_UNREACHABLE  # it was waited for already
                 patience_s = 0.0 if is_lost else self.plan.unreachable_s
-                if why := await self._lease.release(outcome, patience_s, reason=self._end.reason):
+                why = await self._lease.release(outcome, patience_s, reason=self._end.reason)
+                if why and self._end.has_succeeded:  # it would be done a second time
+                    self.log.warning("the job has succeeded; %s", why)
+                elif why:
                     self._end = TaskEnd(state=EndState.FAILED, detail=why)
                 was_gone = self._lease.was_gone
         if was_gone:  # as after a user ended the task: the listener may have dropped an end before this one

@@ -585,7 +585,7 @@ def test_a_victim_that_was_told_in_vain_has_its_old_place_only_if_it_ends_then(
 ) -> None:
     """Its caller's word would put it before all others for as long as it lasts."""
     shared = Shared(Team("vision", 4))
-    shared.submit("x", 2, team="nlp")
+    shared.submit("x", 2, team="nlp", ttl_s=600.0)
     arrived_at = shared.now
     shared.submit("y", 2, team="nlp", priority=1)
     shared.submit("mine", 2, team="vision")

@@ -156,7 +156,8 @@ def test_gpus_of_another_type_are_not_taken() -> None:
 
 def test_a_gang_that_must_move_goes_to_the_first_of_its_types_that_fits() -> None:
     def of_type(name: str, gpu_type: str) -> Node:
-        return replace(node(name, 8), gpus=tuple(Gpu(number, gpu_type) for number in range(8)))
+        gpus = tuple(Gpu(number, gpu_type) for number in range(8))
+        return replace(node(name, 8), gpus=gpus, address=name)
 
     servers = [of_type("a", "H100"), of_type("b", "H100"), of_type("c", "A100"), of_type("d", "A100")]
     cluster = ClusterState(servers)

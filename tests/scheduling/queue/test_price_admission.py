@@ -114,9 +114,10 @@ def test_explain_shows_price_and_utility(priced: GPUResourceManager) -> None:
 
 def test_explain_of_a_request_that_waits_counts_its_wait(priced: GPUResourceManager, clock: Clock) -> None:
     priced.submit("first", 4, 32)
-    priced.submit("late", 4, 32, **worth(16.0, sensitivity=0.01))  # type: ignore[arg-type]
-    clock.now += 10 * HOUR_S
-    admission = priced.explain("late")["admission"]
+    falling = worth(8.0, sensitivity=1.0, target=HOUR_S + 30.0)
+    priced.submit("late", 4, 32, **falling)  # type: ignore[arg-type]
+    clock.now += 60.0
+    admission = priced.explain_named("late")["admission"]
     assert admission is not None
     assert admission["utility"] == pytest.approx(0.0, abs=1e-6)
     assert admission["covered"] is False

@@ -212,9 +212,13 @@ def test_a_job_that_is_not_preemptible_overtakes_on_no_other_type() -> None:
 
 
 def test_a_gang_that_waits_for_its_guaranteed_type_keeps_others_from_no_other_type() -> None:
-    servers = [Node(name, 0, {}, tuple(Gpu(i, kind) for i in range(8))) for name, kind in
-               (("a", "A100"), ("g", "H100"), ("h", "H100"))]
-    cluster = ClusterState([replace(server, server_id=number) for number, server in enumerate(servers)])
+    types = {"a": "A100", "g": "H100", "h": "H100"}
+    cluster = ClusterState(
+        [
+            Node(name, number, {}, tuple(Gpu(i, gpu_type) for i in range(8)), address=name)
+            for number, (name, gpu_type) in enumerate(types.items())
+        ]
+    )
     cluster.apply(TeamsChanged(Teams((Team("va", 8, {"A100": 8}),), preemption=True), 0.0))
     submit(cluster, Request("busy", 8, team="va", gpu_types=("A100",), preemptible=False))
     cluster.apply(TeamsChanged(Teams((Team("va", 16, {"A100": 16}),), preemption=True), 0.0))

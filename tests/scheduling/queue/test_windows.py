@@ -138,7 +138,7 @@ def test_what_is_longer_than_the_time_between_windows_keeps_nothing_from_others(
     assert submit(cluster, job("long", 8 * 86_400.0, gpus=8), 0.0, BACKFILL) == []
     assert submit(cluster, job("short", 600.0), 0.0, BACKFILL) == ["short"]
     cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S), names="ab")
-    hold(cluster, job("unknown"), "b", *range(8))
+    hold(cluster, job("unknown", gpus=8), "b", *range(8))
     assert submit(cluster, job("long", 8 * 86_400.0, gpus=8), 0.0, BACKFILL) == []
     assert submit(cluster, job("short", 600.0), 0.0, BACKFILL) == ["short"]
     assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == []
