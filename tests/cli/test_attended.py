@@ -543,7 +543,7 @@ def test_an_order_that_service_or_agent_did_not_answer_is_given_again() -> None:
     place = {"machine": "m", "folder": "/jobs", "mark": "m"}
     run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
     state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}
-    silent = {**state, "is_silent": True}  # as its agent is started again, too
+    silent = {**state, "is_silent": True, "has_reported": True}  # as its agent is started again, too
     service = Mock(agent_state=Mock(side_effect=[silent, *[state] * 4]))
     service.order_job.side_effect = [StoreUnavailableError("it restarts"), "1"]
     note_opened(service)

@@ -134,7 +134,7 @@ def test_a_job_that_agents_take_too_late_to_end_before_maintenance_waits_again_a
     begin = fleet.manager.store.now() + 3600
     times = {"from": as_text(begin), "until": as_text(begin + 3600)}
     fleet.manager.add_maintenance(WindowForm.of(servers=["gpu-a"], **times))
-    wanted = {"job": JOB, "expected_runtime": 3590, "prefer_server": "gpu-a", "ttl": 600}
+    wanted: dict[str, Any] = {"job": JOB, "expected_runtime": 3590, "prefer_server": "gpu-a", "ttl": 600}
     lease = granted_lease(fleet.manager.submit("t", 0, 8, **wanted))
     assert lease["server_name"] == "gpu-a"
     fleet.clock.now += 20

@@ -224,7 +224,7 @@ def test_a_gang_that_waits_for_its_guaranteed_type_keeps_others_from_no_other_ty
     cluster.apply(TeamsChanged(Teams((Team("va", 16, {"A100": 16}),), preemption=True), 0.0))
     current = SchedulingPass(first_fit, get_order("fifo+backfill"), 1.0)
     for name, more in (("fixed", {"team": "va", "preemptible": False}), ("other", {"team": "hb"})):
-        request = Request(name, 4, nodes=2, **more)  # type: ignore[arg-type]
+        request = Request(name, 4, nodes=2, **more)
         cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
     changes = allocator.schedule_pending(cluster, current)
     started = [change for change in changes if isinstance(change, Granted)]

@@ -148,8 +148,9 @@ def test_what_is_longer_than_the_time_between_windows_keeps_nothing_from_others(
 @pytest.mark.parametrize("runtime_s", [None, 8 * 86_400.0])
 def test_a_job_whose_limit_ends_it_before_a_window_crosses_none(limit: str, runtime_s: float | None) -> None:
     cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S))
-    assert submit(cluster, job("late", runtime_s, **{limit: HOUR_S + 1.0}), 0.0) == []
-    assert submit(cluster, job("x", runtime_s, **{limit: HOUR_S}), 0.0) == ["x"]
+    late, in_time = ({limit: HOUR_S + more} for more in (1.0, 0.0))
+    assert submit(cluster, job("late", runtime_s, **late), 0.0) == []  # type: ignore[arg-type]
+    assert submit(cluster, job("x", runtime_s, **in_time), 0.0) == ["x"]  # type: ignore[arg-type]
     again = lease_steps.release(cluster, "x", 10.0, outcome=Outcome.NOT_STARTED)
     assert [change.queued_at for change in again if isinstance(change, Queued)] == [0.0]
 
