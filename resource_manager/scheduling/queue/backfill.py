@@ -18,13 +18,7 @@ from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
 from resource_manager.scheduling.queue.spans import Span, together
-from resource_manager.scheduling.queue.windows import (
-    EverOpen,
-    is_restricted,
-    open_spans,
-    opening_of,
-    opens_at,
-)
+from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_RESERVATIONS = 16
@@ -77,8 +71,7 @@ class Reservations:
         """Place in the last pass up to which its reservations were looked at."""
         self._dirty: set[int] | None = set()
         """Positions of the nodes that changed since the last pass; None if any may have."""
-        self._held_back = HeldBack(cluster)
-        self._ever_open = EverOpen(cluster, current.now, self._guard_s)
+        self._held_back = HeldBack(cluster, current.now, self._guard_s)
         self._delaying: dict[tuple[object, ...], float] = {}
         """The shortest runtime with which a request of that shape would have delayed a reservation."""
         self._startable: dict[tuple[object, ...], Request] | None = None
@@ -139,8 +132,8 @@ class Reservations:
         return any(slots(node.node, request, held_back.left(node, node.capacity)) for node in nodes)
 
     def hold_back(self, request: Request) -> bool:
-        """Hold back what the request could ever use; return True if that was not so before."""
-        return self._held_back.add(request, self._prospects.usable(request) & self._ever_open.mask(request))
+        """Hold back what the request could use; return True if that was not so before."""
+        return self._held_back.add(request, self._prospects.usable(request))
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""
