@@ -112,6 +112,7 @@ def test_a_lease_preempted_for_a_request_has_the_grace_it_was_told_though_its_li
     cluster.apply(Preempting("x", token, "mine", 1510.0, 910.0))
     if is_renewed:
         apply(cluster, lease_steps.renew(cluster, "x", 1200.0))
+        assert cluster.leases["x"].expires_at == 2100.0
         assert expire(cluster, 1210.0) == []
         return
     assert expire(cluster, 1210.0) == ["Renewed"]
