@@ -33,7 +33,7 @@ def kinds_in_turn(cluster: ClusterState, kinds: set[Kind], current: SchedulingPa
     for pending in current.order.starting(cluster, current.now):
         if (kind := kind_of(pending.request)) in kinds:
             of_teams.setdefault(pending.request.team, {})[kind] = None
-    teams = _next([*of_teams], MAX_TEAMS, f"{current.now // TURN_S} teams")
+    teams = _next([*of_teams], MAX_TEAMS, f"teams {current.now // TURN_S}")
     return {
         kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{current.now // TURN_S}")
     }
