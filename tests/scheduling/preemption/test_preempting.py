@@ -461,7 +461,9 @@ def test_a_preemptor_that_fits_already_does_not_wait_for_its_victim(victim: str)
     assert set(shared.state.leases) == {victim, "mine"}  # nobody waits for what it held
 
 
-def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
+@pytest.fixture
+def two_preemptors() -> Shared:
+    """A cluster on which `large` waits for the end of x and y on a, and `small` for that of z on b."""
     shared = Shared(Team("vision", 4), Team("audio", 2), Team("rest", 2), letters="ab")
     shared.submit("fixed", 2, team="rest", preemptible=False, required_node="b")
     shared.submit("x", 2, team="nlp", required_node="a")
@@ -470,20 +472,21 @@ def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
     shared.submit("large", 4, team="vision")
     shared.submit("small", 2, team="audio")
     assert shared.preempting() == {"x": "large", "y": "large", "z": "small"}
+    return shared
+
+
+def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get(two_preemptors: Shared) -> None:
+    shared = two_preemptors
     shared.release("x")
     assert shared.refusal("small")[0] == "awaiting_release"
     shared.release("y")
     assert "large" in shared.state.leases
 
 
-def test_a_preemptor_whose_victims_have_ended_takes_nothing_of_what_another_is_to_get() -> None:
-    shared = Shared(Team("vision", 4), Team("audio", 2), Team("rest", 2), letters="ab")
-    shared.submit("fixed", 2, team="rest", preemptible=False, required_node="b")
-    shared.submit("x", 2, team="nlp", required_node="a")
-    shared.submit("y", 2, team="nlp", required_node="a")
-    shared.submit("z", 2, team="nlp", required_node="b")
-    shared.submit("large", 4, team="vision")
-    shared.submit("small", 2, team="audio")
+def test_a_preemptor_whose_victims_have_ended_takes_nothing_of_what_another_is_to_get(
+    two_preemptors: Shared,
+) -> None:
+    shared = two_preemptors
     shared.release("x")
     shared.release("z")
     assert shared.state.leases["small"].placement.node == "b", "half of a is kept for the other one"
