@@ -79,6 +79,7 @@ def fresh(service: b.Service) -> None:
         olga.post("/api/reset", json={"confirm": True}).raise_for_status()
         for server_id in range(4):
             olga.post(f"/api/servers/{server_id}/resume").raise_for_status()
+        olga.post("/api/servers/0/resume", json={"gpu": "3"}).raise_for_status()  # a test drains it
 
 
 def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> str:
