@@ -40,6 +40,14 @@ class Place:
     def manager(self) -> GPUResourceManager:
         return GPUResourceManager.from_url(self.url, inventory=default_inventory(), confirmation_window_s=0.0)
 
+    def go_back(self) -> None:
+        """Take the state back to a dump, which lacks a lease that a service has marked since."""
+        bring_back = self.dump()
+        with self.manager() as manager:
+            assert not isinstance(manager.allocate("lost", 2), Refusal)
+            self.marked(manager)
+        bring_back()
+
     def marked(self, manager: GPUResourceManager) -> StateMarks:
         """Return the marks of a service that has run for a while."""
         marks = StateMarks(manager, check_every_s=0.0)
@@ -74,12 +82,7 @@ def refusal(manager: GPUResourceManager) -> Refusal:
 
 
 def test_a_service_that_starts_on_an_older_dump_grants_nothing_and_names_the_restore(place: Place) -> None:
-    bring_back = place.dump()
-    with place.manager() as manager:
-        lost = manager.allocate("lost", 2)
-        assert not isinstance(lost, Refusal)
-        place.marked(manager)
-    bring_back()
+    place.go_back()
     with place.manager() as manager, place.manager() as worker:
         StateMarks(manager, check_every_s=0.0).keep_in([place.file])
         refused = refusal(manager)
@@ -94,11 +97,7 @@ def test_a_service_that_starts_on_an_older_dump_grants_nothing_and_names_the_res
 
 def test_an_older_dump_on_which_others_went_on_is_still_one(place: Place) -> None:
     """Workers grant on the dump before any service starts, so that its version is above the mark's."""
-    bring_back = place.dump()
-    with place.manager() as manager:
-        manager.allocate("lost", 2)
-        place.marked(manager)
-    bring_back()
+    place.go_back()
     with place.manager() as manager:
         for number in range(4):
             manager.allocate(f"other-{number}", 2)
@@ -108,11 +107,7 @@ def test_an_older_dump_on_which_others_went_on_is_still_one(place: Place) -> Non
 
 def test_an_older_dump_at_another_address_is_still_one(place: Place) -> None:
     """As in a managed database that was restored as a new instance; of another state no mark counts."""
-    bring_back = place.dump()
-    with place.manager() as manager:
-        manager.allocate("lost", 2)
-        place.marked(manager)
-    bring_back()
+    place.go_back()
     with GPUResourceManager.from_url(place.empty_url, inventory=default_inventory()) as begun:
         StateMarks(begun, check_every_s=0.0).keep_in([place.file.with_name("of another state.mark")])
         assert not isinstance(begun.allocate("first", 2), Refusal)
@@ -125,11 +120,7 @@ def test_an_older_dump_under_another_server_process_is_still_one(place: Place) -
     """Its version jumps beyond the mark's, as after a fail-over, at the first look."""
     if not place.url.startswith("unix"):
         pytest.skip("PostgreSQL jumps in tests/storage/sql/test_faults.py; SQLite has no server")
-    bring_back = place.dump()
-    with place.manager() as manager:
-        manager.allocate("lost", 2)
-        place.marked(manager)
-    bring_back()
+    place.go_back()
     fail_over(place.url)
     with place.manager() as manager:
         StateMarks(manager, check_every_s=0.0).keep_in([place.file])
@@ -271,11 +262,7 @@ def test_a_service_that_goes_on_closes_the_servers_of_an_older_dump(place: Place
 def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:
     with place.manager() as manager:
         write_backup(manager.store, tmp_path / "noon.json")
-    bring_back = place.dump()
-    with place.manager() as manager:
-        manager.allocate("lost", 2)
-        place.marked(manager)
-    bring_back()
+    place.go_back()
     with place.manager() as manager:
         marks = StateMarks(manager, check_every_s=0.0)
         marks.keep_in([place.file])
