@@ -22,7 +22,7 @@ from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
-from resource_manager.fleet.job_places import have_not_begun, place_jobs, unplaced_on
+from resource_manager.fleet.job_places import STATE_MAX_AGE_S, have_not_begun, place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
@@ -42,9 +42,6 @@ from resource_manager.manager.stored_jobs import Question, check_job
 logger = logging.getLogger(__name__)
 
 END_GRACE_S = 10.0
-
-STATE_MAX_AGE_S = 0.25
-"""Age of a state on which a report that changes nothing may be judged."""
 
 STOPPED_S = 30.0
 """Time within which whoever stopped a job releases its lease."""

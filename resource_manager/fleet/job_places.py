@@ -24,6 +24,9 @@ from resource_manager.scheduling import lease_steps
 AGENT = "agent"
 """Name of the launcher whose jobs agents run."""
 
+STATE_MAX_AGE_S = 0.25
+"""Age of a state on which a report that changes nothing may be judged."""
+
 
 def unplaced_on(cluster: ClusterState, server: str) -> list[Allocation]:
     """Return the leases with a member on a server whose stored jobs wait for their places."""
@@ -52,7 +55,8 @@ def place_jobs(manager: GPUResourceManager, server: str, leases: Iterable[Alloca
         ]
         if len(known) == len(places):
             lease_id, token = lease["task_id"], lease["fencing_token"]
-            manager.commit(partial(lease_steps.too_late, lease_id=lease_id, fencing_token=token))
+            is_late = partial(lease_steps.too_late, lease_id=lease_id, fencing_token=token)
+            manager.decide(is_late, lambda cluster, now: None, max_age_s=STATE_MAX_AGE_S)
             with suppress(LeaseNotFoundError):  # also where its request waits again
                 manager.place_job(lease_id, known, fencing_token=token)
             has_placed = True

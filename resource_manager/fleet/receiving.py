@@ -20,7 +20,8 @@ from resource_manager.core.gpu_state import shared_gpus
 from resource_manager.core.lease_limits import LIMITS, in_words
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.search import is_unsearched
-from resource_manager.fleet.job_board import STATE_MAX_AGE_S, JobBoard
+from resource_manager.fleet.job_board import JobBoard
+from resource_manager.fleet.job_places import STATE_MAX_AGE_S
 from resource_manager.fleet.judgement import DEFAULT_INTERVAL_S, Judgement, check_order, judge
 from resource_manager.fleet.records import Record, keep, records_of
 from resource_manager.fleet.sightings import is_list_wanted, partners

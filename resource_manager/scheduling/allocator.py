@@ -248,10 +248,12 @@ def _dispatch(
             continue
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
+        placed = waiting_as = within_guarantee(cluster.ledger, request)
         if blocked and cluster.ledger is not None:  # only what its team is guaranteed lets it go on
             request = as_guaranteed(cluster.ledger, request)
+            placed = within_guarantee(cluster.ledger, request)
         restricted = is_restricted(cluster, request)
-        placed, members = within_guarantee(cluster.ledger, request), None
+        members = None
         if (restricted or placed.shape not in too_large) and (
             planned is None or planned.may_start(request, restricted=restricted)
         ):
@@ -269,13 +271,12 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        placed = within_guarantee(cluster.ledger, pending.request)  # also of one that others block
-        if not (blocks_queue(cluster, placed, current) if restricted else prospects.usable(placed)):
+        if not (blocks_queue(cluster, waiting_as, current) if restricted else prospects.usable(waiting_as)):
             continue  # it blocks nobody
         if current.order.backfill:
             if planned is None:
                 planned = Reservations(cluster, current)
-            planned.put_ahead(placed)
+            planned.put_ahead(waiting_as)
             if planned.is_over():
                 return
         elif cluster.ledger is None:
