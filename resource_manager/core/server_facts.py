@@ -8,11 +8,15 @@ from resource_manager.core.models import Amount
 
 @fact
 class InWindow:
-    """A maintenance window, from `begin` until `end` in seconds of the store's clock."""
+    """A maintenance window, from `begin` until `end` in seconds of the store's clock.
+
+    `is_too_often`: it comes again before a run of the request could end.
+    """
 
     begin: float
     end: float
     reason: str
+    is_too_often: bool = False
 
 
 @fact

@@ -40,7 +40,8 @@ def closure_words(fact: facts.WhyShut) -> str:
     match fact:
         case facts.InWindow():
             why = f": {fact.reason}" if fact.reason else ""
-            return f"maintenance from {as_text(fact.begin)} until {as_text(fact.end)}{why}"
+            again = ", which comes again too soon for its runtime" if fact.is_too_often else ""
+            return f"maintenance from {as_text(fact.begin)} until {as_text(fact.end)}{again}{why}"
         case facts.StartFailed():
             why = f": {fact.reason}" if fact.reason else ""
             until = to_the_minute(fact.until)

@@ -182,8 +182,9 @@ def closed_for(cluster: ClusterState, request: Request, current: SchedulingPass)
     for window in cluster.windows:
         length_s = horizon_s(cluster, request, window, current.limits.maintenance_guard_s)
         if found := window.crossed(current.now, length_s):
+            why = InWindow(*found, window.reason, window.crossed(window.end, length_s) is not None)
             for name in window.servers:
-                closed.setdefault(name, ClosedToRequest(name, found[0], why=InWindow(*found, window.reason)))
+                closed.setdefault(name, ClosedToRequest(name, found[0], why=why))
     if not closed:
         yield
         return

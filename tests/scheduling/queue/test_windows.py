@@ -144,6 +144,17 @@ def test_what_is_longer_than_the_time_between_windows_keeps_nothing_from_others(
     assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == []
 
 
+@pytest.mark.parametrize(("runtime_s", "is_too_long"), [(WEEK_S - HOUR_S, False), (WEEK_S, True)])
+def test_the_sentence_says_that_no_time_between_windows_is_long_enough(
+    runtime_s: float, is_too_long: bool
+) -> None:
+    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S, reason="new fans"))
+    current = SchedulingPass(FIRST_FIT, FIFO, 0.0)
+    assert submit(cluster, job("long", runtime_s), 0.0) == []
+    said = detail_of(refusals_of(cluster, [cluster.pending["long"].request], current)["long"])
+    assert ("02:00Z, which comes again too soon for its runtime: new fans" in said) == is_too_long
+
+
 @pytest.mark.parametrize("limit", ["max_runtime_s", "requeue_after_s"])
 @pytest.mark.parametrize("runtime_s", [None, 8 * 86_400.0])
 def test_a_job_whose_limit_ends_it_before_a_window_crosses_none(limit: str, runtime_s: float | None) -> None:
