@@ -64,6 +64,9 @@ HEAL_S = 30.0
 
 SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnMySQL.name, OnSQLite.name)
 
+FIRST_GRANTS = 10
+"""That many leases are granted before the first fault."""
+
 PREEMPTION_EVERY = 3
 """Every so many seeds the teams have rules with preemption."""
 
@@ -211,13 +214,21 @@ class Run:
             self.outcome.complaints.append(f"a worker ended with {code}")
 
     def wait_for_work(self) -> None:
-        """Until every worker has begun: faults that hit nobody prove nothing."""
+        """Until every worker has begun and leases are granted: faults that hit nobody prove nothing.
+
+        A jump of the clock and a restart of Redis as the first two faults may suspend grants until the end.
+        """
         deadline = time.monotonic() + 120
-        while len({path.name.partition("-")[0] for path in self.records.glob("*.jsonl")}) < self.count:
+        while not self._is_busy():
             if time.monotonic() > deadline:
                 raise RuntimeError("the workers did not begin within 120 s")
             self.tend()
             time.sleep(0.05)
+
+    def _is_busy(self) -> bool:
+        records = list(self.records.glob("*.jsonl"))
+        grants = sum(path.read_text().count('"granted"') for path in records)
+        return grants >= FIRST_GRANTS and len({path.name.partition("-")[0] for path in records}) == self.count
 
     def heal(self) -> None:
         self.schedule.heal()
