@@ -241,4 +241,12 @@ class Unreleased:
     node: str
 
 
-NotNow = NoFreeServer | MembersFree | NextServer | Unreleased | AmountShort
+@fact
+class FreeForPreemptor:
+    """What is free on the server would do, but waits for a request for which leases are being preempted."""
+
+    node: str
+    preemptor: str
+
+
+NotNow = NoFreeServer | MembersFree | NextServer | Unreleased | FreeForPreemptor | AmountShort

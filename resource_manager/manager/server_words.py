@@ -198,6 +198,11 @@ def not_now_words(fact: facts.NotNow, request: Request) -> str:
                 f"{fact.lease} on {short(fact.node)} is quarantined, since its job may "
                 "still run: release the lease once the job is known to be gone"
             )
+        case facts.FreeForPreemptor():
+            return (
+                f"{short(fact.node)} would fit it, but what is free there is kept for {fact.preemptor}, "
+                "for which leases are being preempted"
+            )
     required = request.required_node
     who = "no server could ever" if required is None else f"{short(required)} could never"
     return f"{among_labelled(request)}{who} satisfy {needed(request)}: {_lack(fact, request)}"

@@ -9,6 +9,7 @@ from resource_manager.core import server_facts as facts
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
+from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of
 from resource_manager.core.node_state import ClosedToRequest, NodeState
 from resource_manager.core.refusal import Fact, FreeNow, Grounds, RefusalKind
@@ -23,6 +24,7 @@ from resource_manager.scheduling.placement.gang_slots import (
     takes_ever,
 )
 from resource_manager.scheduling.placement.node_masks import areas_of, positions
+from resource_manager.scheduling.preemption.preempting import kept_for
 
 MAX_CLOSED = 3
 """Maximum number of closed servers among the facts of a refusal."""
@@ -92,6 +94,8 @@ def _no_server(cluster: ClusterState, request: Request) -> Grounds:
     if not could_start(cluster, request):
         return Grounds(_kind_of_closed(usable), tuple(_closed_servers(usable, request)), request)
     is_open = [state for state in usable if state.is_open]
+    if kept := kept_for_another(cluster, is_open, request):
+        return Grounds(RefusalKind.BEHIND_QUEUE, (kept,), request)
     stated: list[Fact] = [facts.NoFreeServer(_nearest(is_open, request))]
     if unreleased := unreleased_lease(is_open, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (*stated, unreleased), request)
@@ -117,6 +121,8 @@ def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
         closed = [state for state in states if not state.is_open or _has_lost_members(state, request)]
         return Grounds(_kind_of_closed(closed), (free, *_closed_servers(closed, request)), request)
     lacking = [state for state in states if state.is_open and not slots_now(state, request)]
+    if kept := kept_for_another(cluster, lacking, request):
+        return Grounds(RefusalKind.BEHIND_QUEUE, (free, kept), request)
     if unreleased := unreleased_lease(lacking, request):
         return Grounds(RefusalKind.AWAITING_RELEASE, (free, unreleased), request)
     stated: list[Fact] = [free]
@@ -167,6 +173,17 @@ def unreleased_lease(states: Iterable[NodeState], request: Request) -> facts.Unr
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
             return facts.Unreleased(name_of(unconfirmed[0]), state.name)
+    return None
+
+
+def kept_for_another(
+    cluster: ClusterState, states: Iterable[NodeState], request: Request
+) -> facts.FreeForPreemptor | None:
+    """Return a server that only fits the request without what preempted leases have freed for another."""
+    for state in states if cluster.preempting else ():
+        parts = [lease for lease in state.leases.values() if kept_for(lease.lease_id) != lease.lease_id]
+        if parts and state.is_open and _fits_without(state, parts, request):
+            return facts.FreeForPreemptor(state.name, name_in(cluster, kept_for(parts[0].lease_id)))
     return None
 
 

@@ -222,7 +222,7 @@ def test_what_preempted_leases_freed_is_kept_for_their_preemptor() -> None:
     shared.submit("small", 1, team="other", expected_runtime_s=1.0)
     shared.release("x")
     assert set(shared.state.leases) == {"y"}
-    assert shared.refusal("small")[0] == "no_capacity"
+    assert shared.refusal("small")[0] == "behind_queue"
     assert shared.refusal("mine")[0] == "awaiting_release"
     shared.release("y")
     assert set(shared.state.leases) == {"mine"}
@@ -291,6 +291,22 @@ def kept_for_a_preemptor(
     shared.release("seven", Outcome.SUCCESS)
     shared.submit("ahead", 7, team="nlp", expected_runtime_s=HOUR_S)
     return shared
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_reason_names_the_preemptor_for_which_free_gpus_are_kept(nodes: int) -> None:
+    shared = kept_for_a_preemptor(600.0, None)
+    servers = tuple(replace(state.node, address=state.name) for state in shared.state.nodes)
+    shared.do([InventoryChanged(servers, shared.now)])
+    shared.submit("small", 2, team="nlp", expected_runtime_s=HOUR_S)
+    shared.submit("next", 3, team="nlp", nodes=nodes, expected_runtime_s=HOUR_S)
+    kind, why = shared.refusal("next")
+    mine = name_in(shared.state, "mine")
+    assert kind == "behind_queue"
+    assert why.endswith(
+        f"a would fit it, but what is free there is kept for {mine}, for which leases are being preempted"
+    )
+    assert why.startswith("0 of the 2 servers needed have 3 GPUs and 1 CPU free; ") == (nodes == 2)
 
 
 @pytest.mark.parametrize(
