@@ -12,22 +12,26 @@ from typing import Any, cast
 import pytest
 
 from resource_manager.core.changes import (
+    Cancelled,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
     GpuClosed,
     GpuOpened,
     Granted,
+    InventoryChanged,
     Outcome,
     Preempting,
+    Queued,
     Released,
     Resumed,
 )
-from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from tests.faults.day import plan
 from tests.faults.day.by_hand import MAX_TRIES, SHORT_ID, Desk, Present, renamed
 from tests.faults.day.forked import ForkedProgram
-from tests.faults.day.gaps import estimates, gaps, unexplained
+from tests.faults.day.gaps import CLEANED, estimates, gaps, unexplained
 from tests.faults.day.page import page_of
 from tests.faults.day.proof import Evidence, Look, broken, not_shown, remarks, spans
 
@@ -42,6 +46,10 @@ def granted(name: str, token: int, at: float, node: str = "gpu-00", *gpus: int) 
 
 def released(name: str, token: int, at: float, outcome: str = Outcome.SUCCESS) -> Released:
     return Released(f"a1:day_00/run/{name}", token, at, outcome)
+
+
+def cancelled(request: Request, at: float) -> Cancelled:
+    return Cancelled(request.lease_id, at)
 
 
 def beats(name: str, token: int, begin: float, steps: range, node: str = "gpu-00") -> list[dict[str, Any]]:
@@ -261,6 +269,37 @@ def test_a_gap_is_explained_by_what_was_seen_in_all_of_it(
     assert (gap.name, gap.begin, gap.end, gap.why) == ("job_001", 112.0, 124.0, why)
     assert unexplained([gap]) == ([] if why else [gap])
     assert unexplained([replace(gap, begin=122.0)]) == []
+
+
+ON_ONE = replace(Request("a1:day_00/run/large", 8), required_node="gpu-00")
+SINCE: list[Change] = [
+    InventoryChanged(nodes=(Node("gpu-00", 0, {}, tuple(Gpu(number) for number in range(8))),), at=95.0),
+    *GOOD.changes[:2],
+    granted("busy", 4, 101.0, "gpu-00", 6, 7),
+]
+OWN = Queued(Request("a1:day_00/run/job_001", 2), 102.0, 5, 102.0)
+TAKEN = replace(WAITED, at=124.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ([OWN, TAKEN], ""),
+        ([Queued(ON_ONE, 101.5, 3, 101.5), OWN, TAKEN], "behind_queue"),
+        ([Queued(ON_ONE, 101.5, 3, 101.5), OWN, cancelled(ON_ONE, 116.0), TAKEN], ""),
+        ([Queued(ON_ONE, 101.5, 3, 101.5), OWN, cancelled(ON_ONE, 122.0), TAKEN], "behind_queue"),
+        ([OWN, GpuCleaned("gpu-00", 0, 1, 121.5), TAKEN], CLEANED),
+        ([OWN, GpuCleaned("gpu-00", 0, 1, 118.0), TAKEN], ""),
+        ([OWN, GpuCleaned("gpu-00", 3, 1, 121.5), TAKEN], ""),
+    ],
+)
+def test_a_gap_that_nobody_saw_is_explained_by_the_changes(changes: list[Change], why: str) -> None:
+    found = replace(GOOD, changes=[*SINCE, *changes])
+    *_, gap = gaps(found, spans(found.changes))
+    assert (gap.name, gap.begin, gap.end, gap.why) == ("job_001", 112.0, 124.0, why)
+    assert gaps(replace(found, lost=(50.0, 60.0)), spans(found.changes))[-1].why == (
+        why if why == CLEANED else ""
+    )
 
 
 def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:

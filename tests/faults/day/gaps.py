@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from resource_manager.core.changes import (
     AgentSeen,
     Expired,
+    GpuCleaned,
     GpuOpened,
     MembersReleased,
     Released,
     Resumed,
 )
 from tests.faults.day.proof import Evidence, Look, Span
+from tests.faults.day.replayed import NO_REASON, Wait, reasons
 
 GAP_S = 3.0
 """Longest time for which free GPUs may wait for the grant that they get next, on a busy machine, too."""
 
-ITS_TURN = ("no_capacity", "awaiting_release", "lock_busy")
-"""Kinds of waits that explain no free GPU; the others name another request, a quota, a window or a rule."""
+CLEANED = "the GPU was being cleaned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,13 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         for gpu in span.gpu_ids
     ]
     closed, reopened = {*found.window[0]}, found.window[2]
+    cleaned: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for change in found.changes:
+        if isinstance(change, GpuCleaned):
+            cleaned[change.node, change.gpu_id].append(change.at)
     shown = []
+    waits: dict[Gap, Wait] = {}
+    """Of gaps that nothing seen explains, but for those after a restore, whose state is in no change."""
     for members in of_lease.values():
         first = members[0]
         places = [(span.node, gpu) for span in members for gpu in span.gpu_ids]
@@ -81,11 +88,21 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         begin = max(first.queued_at, ran_until.get(first.name, 0.0), *free)
         if begin < first.begin:
             seen = [look for look in looks[first.name, first.sequence] if begin <= look.at <= first.begin]
+            past = (at for place in places for at in cleaned[place] if begin < at <= first.begin)
+            clean_at = max(past, default=begin)
             why = _why(found, begin, first.begin, seen)
-            shown.append(Gap(first.name, first.node, begin, first.begin, why))
+            if not why and clean_at > begin and first.begin - clean_at <= GAP_S:
+                why = CLEANED
+            gap = Gap(first.name, first.node, begin, first.begin, why)
+            shown.append(gap)
+            if unexplained([gap]) and first.begin <= (found.lost[1] or math.inf):
+                waits[gap] = gap.name, clean_at, gap.end
         ran_until[first.name] = max(span.end for span in members)
         for span in members:
             ends |= {(span.node, gpu): span.end for gpu in span.gpu_ids}
+    for gap, (why, without_s) in reasons(found.changes, waits).items():
+        if without_s <= GAP_S:
+            shown[shown.index(gap)] = replace(gap, why=why)
     return shown
 
 
@@ -105,7 +122,7 @@ def _why(found: Evidence, begin: float, end: float, looks: Sequence[Look]) -> st
     paused_s = sum(max(min(end, until) - max(begin, at), 0.0) for at, until in found.pauses)
     if end - begin - paused_s <= GAP_S and paused_s:
         return "nothing was granted: recovery or upgrade"
-    last = max((look.at for look in looks if look.kind not in ITS_TURN), default=-math.inf)
+    last = max((look.at for look in looks if look.kind not in NO_REASON), default=-math.inf)
     if end - last <= GAP_S:
         return next(look.kind for look in reversed(looks) if look.at == last)
     return ""
