@@ -112,6 +112,7 @@ def _reconcile(
     """Reconcile once, or again after each interval."""
     from resource_manager.jobs.airflow_api import AirflowUnavailableError
     from resource_manager.jobs.reconcile import reconcile as reconcile_once
+    from resource_manager.jobs.slurm_records import end_left_behind
 
     states = None
     while True:
@@ -119,7 +120,9 @@ def _reconcile(
             if states is None:
                 states = airflow.states()
             of = _instance_of(states, airflow.url, instance)
-            _show(reconcile_once(target.manager, states, of), as_json, once=interval_s is None)
+            done = reconcile_once(target.manager, states, of)
+            done.actions.extend(end_left_behind(target.manager, states, of))
+            _show(done, as_json, once=interval_s is None)
         except (InvalidRequestError, WrongInstanceError):
             raise
         except ResourceManagerError as error:

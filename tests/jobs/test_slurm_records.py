@@ -6,13 +6,17 @@ import time
 from collections.abc import Iterable, Mapping
 
 import pytest
+from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli import main
+from resource_manager.cli.reconciling import AirflowLogin
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs import slurm_records
 from resource_manager.jobs.launchers.slurm import Look
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import SlurmJob
+from tests.cli.targets import holding
 from tests.manager.test_slurm_jobs import slurm_job
 
 RUNS = TaskIdentity("here", "d", "run1", "train")
@@ -21,6 +25,9 @@ GONE = TaskIdentity("here", "d", "run0", "train")
 
 class States:
     """Airflow in which one task is unfinished."""
+
+    def instance(self) -> str:
+        return "here"
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         return {RUNS}.intersection(identities)
@@ -68,3 +75,16 @@ def test_a_caller_has_no_job_ended_and_no_folder_removed_by_what_they_tell_of(
         manager.keep_slurm_jobs("c", [job_of(RUNS, 1)])
         slurm_records.end_left_behind(manager, States(), "here")
         assert stopped == []
+
+
+def test_the_command_ends_jobs_of_tasks_that_have_ended_as_the_dag_does(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the DAG they ran to the end of their time."""
+    monkeypatch.setattr(AirflowLogin, "states", lambda login: States())
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(RUNS, 1), job_of(GONE, 2)])
+        command = ["reconcile", "--airflow-url", "http://airflow"]
+        done = CliRunner().invoke(main, command, obj=holding(manager))
+    assert (done.exit_code, stopped) == (0, ["gpu-k-1a2b3c4d-2"])
+    assert "job 2 on Slurm, as its task has ended" in done.output
