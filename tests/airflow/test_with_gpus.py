@@ -47,8 +47,12 @@ with warnings.catch_warnings():
     )
     from tests.airflow.any_operators import OPERATORS
 
+from resource_manager.core.identifiers import job_key
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.jobs.launchers import Job
+from resource_manager.jobs.launchers.docker import DockerLauncher
+from tests.agent.marks import jobs_with
 from tests.airflow.tasks import TASK, context_of
 
 try:  # Airflow has it since 3.1
@@ -907,3 +911,12 @@ def test_the_pod_that_the_provider_builds_has_the_lease_and_the_node(manager, fo
     assert wanted.items() <= variables.items()
     assert spec.node_selector == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}
     assert spec.containers[0].resources.limits == {"nvidia.com/gpu": "2"}
+
+
+def test_a_container_of_the_provider_bears_its_job_for_the_agent_of_its_server():
+    """As one of the launcher does: an agent finds it while it is on no GPU."""
+    docker = pytest.importorskip("airflow.providers.docker.operators.docker", exc_type=ImportError)
+    operator = made(docker.DockerOperator, image="train", environment={"OWN": "x"})
+    job = Job(job_key(LEASE, 7), ())
+    operator.gpu_kind.start(operator, Mock(spec=DockerLauncher, engine="unix://"), job, "")
+    assert (jobs_with(operator.environment), operator.environment["OWN"]) == ({job.key}, "x")

@@ -15,6 +15,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.docker_container import mark_of
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
@@ -200,7 +201,8 @@ def _start_container(operator: Any, launcher: DockerLauncher, job: Job, address:
     operator.docker_url = launcher.engine
     operator.container_name = job.key
     operator.device_requests = requests
-    operator.environment = {**operator.environment, **job_environment(job, renumbered=True)}
+    devices = job_environment(job, renumbered=True)
+    operator.environment = {**operator.environment, **devices, **mark_of(job.key)}
     labels = {f"gpu-manager.{name}": value for name, value in job.labels.items()}
     own = operator.labels or {}
     operator.labels = (

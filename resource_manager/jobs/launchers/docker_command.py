@@ -14,6 +14,7 @@ from resource_manager.jobs.launchers.devices import (
     device_files,
     device_names,
 )
+from resource_manager.jobs.launchers.docker_container import mark_of
 
 
 def build_docker_cmd(
@@ -57,6 +58,7 @@ def build_docker_cmd(
             renumbered=vendor != "amd",
         ),
         "GPU_LEASE_ID": allocation["task_id"],
+        **(mark_of(name) if "fencing_token" in allocation else {}),
     }
     for variable, value in environment.items():
         words += ["--env", f"{variable}={value}"]

@@ -22,7 +22,13 @@ def environment_of(job: Job) -> dict[str, str]:
     if job.vendor == "ascend":
         environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
     environment.update({variable: f"/{_path(variable)}" for variable in (*job.files, PREEMPT_FILE)})
-    return environment | {"GPU_JOB_DIR": OWN_DIRECTORY, "GPU_CHECKPOINT_FILE": f"{OWN_DIRECTORY}/checkpoint"}
+    own = {"GPU_JOB_DIR": OWN_DIRECTORY, "GPU_CHECKPOINT_FILE": f"{OWN_DIRECTORY}/checkpoint"}
+    return environment | own | mark_of(job.key)
+
+
+def mark_of(key: str) -> dict[str, str]:
+    """Return the variable by which the agent of a server knows the job of a process, also on no GPU."""
+    return {"GPU_JOB_LOCK": f"/{key}/lock"}
 
 
 def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
