@@ -129,9 +129,7 @@ def standalone(
     sign_on = None
     if open_to:
         is_local = open_to == "loopback"
-        authenticator = OpenAuthenticator(
-            loopback_only=is_local, tokens=persistence.tokens if is_local else None, clock=clock.time
-        )
+        authenticator = OpenAuthenticator(persistence.tokens, loopback_only=is_local, clock=clock.time)
     else:
         authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions, clock.time)
         sign_on = SignOnDesk(

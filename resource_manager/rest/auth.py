@@ -104,18 +104,14 @@ class OpenAuthenticator:
     """Authenticator that makes every caller an operator, for this machine or a trusted network only.
 
     A page of another site cannot use it: the Host must be this machine's (against DNS rebinding), and an
-    Origin, if there is one, must be the service itself. Once there are `tokens`, if these are given, it
-    refuses everybody: who made one believes that callers need one.
+    Origin, if there is one, must be the service itself. Once there are `tokens` it refuses everybody:
+    who made one believes that callers need one.
     """
 
     login = False
 
     def __init__(
-        self,
-        *,
-        loopback_only: bool = True,
-        tokens: TokenStore | None = None,
-        clock: Callable[[], float] = time.time,
+        self, tokens: TokenStore, *, loopback_only: bool, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
         self._loopback_only = loopback_only
@@ -124,7 +120,7 @@ class OpenAuthenticator:
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        if self._tokens is not None and abs(self._clock() - self._read_at) > TOKEN_CACHE_S:
+        if abs(self._clock() - self._read_at) > TOKEN_CACHE_S:
             self._has_tokens, self._read_at = bool(self._tokens.read()), self._clock()
         if self._has_tokens:
             raise ProblemError(

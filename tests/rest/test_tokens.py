@@ -207,11 +207,12 @@ def test_a_broken_file_of_tokens_leaves_the_service_live(
     service.watch.close()
 
 
+@pytest.mark.parametrize("open_to", ["loopback", "everyone"])
 def test_a_service_that_started_without_tokens_refuses_everybody_once_there_is_one(
-    manager: GPUResourceManager, kept: Persistence, clock: Clock
+    open_to: str, manager: GPUResourceManager, kept: Persistence, clock: Clock
 ) -> None:
     """Who makes a token believes that callers need one: all were operators until the next start."""
-    service = standalone(manager, kept, open_to="loopback", clock=clock)
+    service = standalone(manager, kept, open_to=open_to, clock=clock)
     client = create_app(service).test_client()
     assert client.get("/api/status").status_code == 200
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
