@@ -74,9 +74,9 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
 
 
 def shared_tokens(settings: Settings) -> TokenStore | None:
-    """Return the tokens that the store itself keeps, in its Redis or database; None if they are in a file."""
-    kept_in_store = settings.store.partition("://")[0] in (*SCHEMES, *SQL_SCHEMES)
-    return persistence_of(settings).tokens if kept_in_store else None
+    """Return the tokens in the store's Redis or database, or that of its lock; None if they are in a file."""
+    is_sql = settings.store.partition("://")[0] in SQL_SCHEMES
+    return persistence_of(settings).tokens if is_sql or _redis_of(settings) is not None else None
 
 
 def _in_database(url: str) -> Persistence:

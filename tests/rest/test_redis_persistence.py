@@ -12,7 +12,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.assemble import persistence_of, shared_tokens, standalone
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
 from tests.redis_server import RedisServer
@@ -55,6 +55,16 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
     for token_id in kept.read():
         assert kept.delete(token_id)
     assert kept.read() == {}
+
+
+def test_a_state_in_a_variable_moves_with_the_tokens_in_the_redis_of_its_lock(url: str) -> None:
+    """A backup had none of them: after the move every user and agent was refused."""
+    settings = Settings(store="airflow://", redis_url=url)
+    tokens.create(persistence_of(settings).tokens, "ada", Role.OPERATOR)
+    shared = shared_tokens(settings)
+    assert shared is not None
+    assert [token.name for token in shared.read().values()] == ["ada"]
+    assert shared_tokens(Settings(store="memory://")) is None
 
 
 def test_a_secret_that_redis_lost_is_stored_again_by_a_service_that_knows_it(url: str) -> None:
