@@ -30,14 +30,15 @@ from resource_manager.errors import ResourceManagerError, is_login_refused
 from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.api.agents import RUNS_NO_JOBS
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, mark_file, persistence_of
-from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthenticator
+from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.chores import begin_chores
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.held_requests import PARK, Parked
 from resource_manager.rest.private_file import secret_in
-from resource_manager.rest.problems import TITLES
+from resource_manager.rest.problems import TITLES, ProblemError
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import PREFIX, Role
 
@@ -57,6 +58,9 @@ IDENTITY_KEY = "gpu_manager.identity"
 
 REPORTS = "/api/reports"
 """The one route that takes our own agent tokens, as agents are no users of Airflow."""
+
+JOBS = "/api/agent/"
+"""Where an agent asks for the jobs that it should run, which only a service of its own answers."""
 
 
 class AirflowAuthenticator:
@@ -139,7 +143,7 @@ class Gate:
         except HTTPException as error:
             await _refuse(request, error)(scope, receive, send)
             return
-        except ExpiredTokenError as error:
+        except ProblemError as error:
             await _problem(error.status, error.detail)(scope, receive, send)
             return
         except (ResourceManagerError, AirflowException) as error:
@@ -165,7 +169,10 @@ class Gate:
         """
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if path != REPORTS or scheme.lower() != "bearer" or not text.startswith(f"{PREFIX}_"):
+        is_ours = scheme.lower() == "bearer" and text.startswith(f"{PREFIX}_")
+        if is_ours and path.startswith(JOBS):
+            raise ProblemError(503, RUNS_NO_JOBS)
+        if path != REPORTS or not is_ours:
             return await self._identity_of(request)
         return await in_thread(self._agent_of, text.strip(), executor=self._threads)
 

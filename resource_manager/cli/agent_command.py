@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @click.option(
     "--url",
     multiple=True,
-    help="Address of the service, or of Airflow's page /gpu; else that of gpu-manager. Repeatable.",
+    help="Address of the service, or without --run-jobs of Airflow's page /gpu; else that of gpu-manager. "
+    "Repeatable.",
 )
 @click.option(
     "--token",

@@ -266,6 +266,23 @@ def test_an_agents_token_opens_nothing_else(
     assert manager.history() == []
 
 
+def test_an_agent_that_runs_jobs_is_told_that_it_needs_a_service(
+    client: Client, manager: GPUResourceManager
+) -> None:
+    """Else jobs are placed with an agent that never gets them; it turns to its next service."""
+    headers = token_of(manager, Role.AGENT, "gpu-a")
+    place = {"machine": "m", "folder": "/home/ada/jobs", "mark": "1", "user": "ada"}
+    with_jobs = as_text({**report(manager.store.now(), gpu(0)), "place": place})
+    for method, path, content in (
+        ("POST", "reports", with_jobs),
+        ("GET", "agent/jobs?server=gpu-a", None),
+        ("POST", "agent/logs", "{}"),
+    ):
+        answer = client.request(method, f"/gpu/api/{path}", headers=headers, content=content)
+        assert (answer.status_code, "the --url of a gpu-manager serve" in answer.text) == (503, True)
+    assert manager.history() == []
+
+
 @pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR])
 def test_other_tokens_of_ours_are_nothing_to_airflow(
     client: Client, manager: GPUResourceManager, role: Role

@@ -24,6 +24,9 @@ from resource_manager.rest.routing import raw_body
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
+RUNS_NO_JOBS = "inside Airflow no jobs are given to agents: --run-jobs needs the --url of a gpu-manager serve"
+"""Refusal as by a service that is out: the agent turns to its next one, and no job is placed with it."""
+
 
 @routes.add(
     "POST",
@@ -38,6 +41,8 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
     flask.request.max_content_length = MAX_REPORT_BYTES
     try:
         report = read_report(raw_body())
+        if service.embedded and report.place is not None:
+            raise ProblemError(503, RUNS_NO_JOBS)
         if caller.server not in ("*", report.server):
             raise ProblemError(
                 403, f"this token is of server {caller.server}; the report is of {report.server}"
