@@ -100,7 +100,7 @@ def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
 @click.pass_obj
 @exit_codes
 def restore(target: Target, file: Path, force: bool) -> None:
-    """Make the state in FILE this store's; its leases end later by the time since the backup.
+    """Make the state in FILE this store's; leases whose jobs may run end later by the time since the backup.
 
     Nothing is granted for the confirmation window, nor on any server before it was searched for jobs of
     leases that the backup does not know: none after a --final one.
@@ -125,7 +125,8 @@ def restore(target: Target, file: Path, force: bool) -> None:
             for each in tokens_of(map(json.dumps, found.tokens), str(file)).values():
                 tokens.put(each)
     leases = counted(len(found.snapshot.leases), "lease")
-    click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
+    extended = "extended" if found.is_final and not force else "those with a job extended"
+    click.echo(f"{_shown(settings.store)}: {leases}, {extended} by the {done.pause_s:.1f} s since the backup")
     if are_put:
         click.echo(
             f"{counted(len(found.tokens), 'token')} as of the backup: one that was revoked or rotated since "

@@ -130,6 +130,7 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     assert "was restored here before" in again.output
     forced = run(new, "store", "restore", "--force", file)
     assert forced.exit_code == 0, forced.output
+    assert "2 leases, those with a job extended by the" in forced.output
     assert "4 servers closed until searched for jobs" in forced.output
     assert "as of the backup" not in forced.output, "the store's own tokens stay"
     assert "not searched" in run(new, "explain", "--gpus", "2").output

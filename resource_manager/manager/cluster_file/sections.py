@@ -86,8 +86,9 @@ class ClusterSection(BaseModel):
     )
     confirmation_window: Duration = Field(
         default=DEFAULTS.confirmation_window_s,
-        description="Recovery window: pause of new grants after a restart of Redis or a fail-over, in which "
-        "owners renew their leases or learn that they are gone; longer than the time between two renewals.",
+        description="Recovery window: pause of new grants after restart, fail-over or restore of the store, "
+        "or a jump of its clock, in which owners renew their leases or learn that they are gone; longer than "
+        "the time between two renewals.",
     )
     clean_timeout: Seconds = Field(
         default=DEFAULTS.clean_timeout_s,
