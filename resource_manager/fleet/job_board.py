@@ -24,16 +24,17 @@ from resource_manager.errors import CorruptStateError, InvalidRequestError, Reso
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.fleet.job_places import STATE_MAX_AGE_S, have_not_begun, place_jobs, unplaced_on
 from resource_manager.fleet.judgement import cleaned
+from resource_manager.fleet.lease_runs import LeaseRuns, was_refused
 from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
-from resource_manager.jobs.job_preemption import is_taken, preemption_order
+from resource_manager.jobs.job_preemption import preemption_order
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_on, run_at
+from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_on
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
@@ -155,13 +156,14 @@ class JobBoard:
         """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
         if not has_stored_job(lease["labels"]) or not lease["job_places"]:
             return None
-        if lease["gpu_failed"] or is_remainder(lease) or self._has_failed(lease):
-            return {"want": "terminate", "grace_s": END_GRACE_S, "bury": True}
-        if self._is_taken(lease):
-            return {**preemption_order(lease), "n": str(lease["until"])}
-        if rank == 0 and self._has_to_wait(lease):
-            return None
+        runs = LeaseRuns(self._manager, lease)
         running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
+        if lease["gpu_failed"] or is_remainder(lease) or runs.ends(running.key):
+            return {"want": "terminate", "grace_s": END_GRACE_S, "bury": True}
+        if runs.is_taken:
+            return {**preemption_order(lease), "n": str(lease["until"])}
+        if rank == 0 and runs.must_wait_for_others:
+            return None
         if isinstance(job, CorruptStateError):  # as of a service with other keys: another one may offer it
             logger.error("the job of %s is not started: %s", lease["name"], job)
         elif job is not None:
@@ -189,42 +191,7 @@ class JobBoard:
         except ResourceManagerError as error:
             logger.warning("the job of %s: %s", lease["name"], error)
 
-    def _has_to_wait(self, lease: Allocation) -> bool:
-        """Return whether rank 0 of a gang starts after the others, and one of them has not begun."""
-        return self._first_is_late(lease) and any(map(_has_not_begun, [*self._runs(lease).values()][1:]))
-
-    def _first_is_late(self, lease: Allocation) -> bool:
-        """Return whether rank 0 of a gang starts after the others, and has not begun."""
-        is_last = order_of(lease["labels"]) is StartupOrder.WORKERS_FIRST
-        return is_last and _has_not_begun(next(iter(self._runs(lease).values())))
-
-    def _has_failed(self, lease: Allocation) -> bool:
-        """Return whether a member of a gang has failed, so that the others are ended."""
-        runs = [] if lease["nodes"] == 1 else list(self._runs(lease).values())
-        return any(run is not None and _has_failed(run) for run in runs)
-
-    def _is_taken(self, lease: Allocation) -> bool:
-        return is_taken(lease, lambda: [bool(run and run["preempted"]) for run in self._runs(lease).values()])
-
-    def _is_over(self, run: Mapping[str, Any], lease: Allocation) -> bool:
-        """Return whether a job has ended, was refused, or was ended or preempted before it began."""
-        if run["state"] != "absent":
-            return bool(run["state"] == "finished")
-        return bool(run["refusal"] or run["ended"]) or self._was_preempted_before(run, lease)
-
-    def _was_preempted_before(self, run: Mapping[str, Any], lease: Allocation) -> bool:
-        """Return whether the preemption that now is of a lease came before its job began."""
-        is_of_now = (run["want"], run["n"]) == ("preempt", str(lease["until"]))
-        return run["state"] == "absent" and is_of_now and run["error"] is None and self._is_taken(lease)
-
     # ---- ends of stored jobs ----
-
-    def _runs(self, lease: Allocation) -> dict[str, dict[str, Any] | None]:
-        """Return the states of the jobs of a lease as last reported, by key."""
-        return {
-            job.key: run_at(self._manager.agent_state(job.server), job.place, job.key)
-            for job in RunningJob.all_of(lease)
-        }
 
     def settle(self, report: Report, record: Record) -> None:
         """Renew the leases of stored jobs that run, and release those whose jobs are over.
@@ -256,7 +223,8 @@ class JobBoard:
         if is_to_stop:  # a job that no lease has, as after a restore: its agent is told at once
             self._manager.stored_jobs.ring(report.server)
         for lease, run, is_due in concerned:
-            if run.state == "running" and self._first_is_late(lease):
+            runs_of_lease = LeaseRuns(self._manager, lease)
+            if run.state == "running" and runs_of_lease.first_is_late:
                 self._manager.stored_jobs.ring(lease["server_name"])
             with asked_by(f"agent:{report.server}"):
                 try:
@@ -268,8 +236,8 @@ class JobBoard:
                             fencing_token=lease["fencing_token"],
                             checkpoint_at=run.checkpoint_at,
                         )
-                    elif run.state != "running" and self._is_over(run.model_dump(), lease):
-                        self._end(lease, report, record)
+                    elif run.state != "running" and runs_of_lease.is_over(run.model_dump()):
+                        self._end(runs_of_lease, report, record)
                 except ResourceManagerError as error:
                     logger.warning("the job of %s: %s", lease["name"], error)
 
@@ -281,10 +249,10 @@ class JobBoard:
             places[number] = replace(places[number], walls=run.walls)
             self._manager.place_job(lease["task_id"], places, fencing_token=lease["fencing_token"])
 
-    def _end(self, lease: Allocation, report: Report, record: Record) -> None:
+    def _end(self, known: LeaseRuns, report: Report, record: Record) -> None:
         """Release a lease whose jobs are all over, with their result and those of its GPUs that are clean."""
-        runs = self._runs(lease)
-        if not all(run is not None and self._is_over(run, lease) for run in runs.values()):
+        lease, runs = known.lease, known.by_key
+        if not all(run is not None and known.is_over(run) for run in runs.values()):
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
@@ -297,13 +265,13 @@ class JobBoard:
         ]
         if any(_is_awaited(lease, run["ended_at"], report.at) for run in stopped):
             return  # who stopped it is about to release its lease
-        failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
+        failed = list(filter(was_refused, ended))
         if failed:
             outcome, reason = Outcome.NOT_STARTED, as_reason(failed[0]["error"])
         elif all(run["exit_code"] == 0 for run in ended) and not is_remainder(lease):
             outcome, reason = Outcome.SUCCESS, ""
         elif lease["until"] is not None and all(
-            run["preempted"] or self._was_preempted_before(run, lease) for run in ended
+            run["preempted"] or known.was_preempted_before(run) for run in ended
         ):
             outcome, reason = Outcome.PREEMPTED, ""
         elif stopped:
@@ -316,7 +284,7 @@ class JobBoard:
             outcome=outcome,
             job_end=JobEnd.ENDED,
             reason=reason,
-            failed_nodes=[lease["server_name"]] if failed else (),
+            failed_nodes=[job.server for job in RunningJob.all_of(lease) if was_refused(runs[job.key])],
             result=end_of(ended),
             also=lambda cluster, now: cleaned(cluster, report, record, now),
         )
@@ -349,17 +317,9 @@ def _is_awaited(lease: Allocation, ended_at: float | None, now: float) -> bool:
     return not lease["quarantined"] if ended_at is None else now < ended_at + STOPPED_S
 
 
-def _has_failed(run: Mapping[str, Any]) -> bool:
-    return bool(run["state"] == "finished" and run["exit_code"] != 0 and not run["ended"])
-
-
 def _is_end(order: Mapping[str, Any] | CorruptStateError | None) -> bool:
     """Return whether this is somebody's order to end a job, who then releases its lease."""
     return isinstance(order, Mapping) and order["want"] in ("terminate", "stop")
-
-
-def _has_not_begun(run: Mapping[str, Any] | None) -> bool:
-    return run is None or run["state"] == "absent"
 
 
 def _is_due(lease: Lease, now: float) -> bool:

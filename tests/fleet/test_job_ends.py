@@ -24,6 +24,16 @@ def begun(fleet: Fleet, **more: Any) -> str:
     return key
 
 
+def gang(fleet: Fleet, **more: Any) -> tuple[str, str]:
+    """Return the keys of the jobs of a gang on both servers, which are placed."""
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, **more))["fencing_token"]
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    return job_key("t", token, 0, 2), job_key("t", token, 1, 2)
+
+
 def quarantine(fleet: Fleet) -> None:
     fleet.clock.now += 101
     fleet.manager.expire_and_schedule()
@@ -93,6 +103,42 @@ def test_a_gang_of_which_one_was_told_of_a_preemption_that_is_taken_back_ends_as
     assert fleet.wanted("gpu-b") == {second: "preempt"}
     fleet.report(run(first, "finished", exit_code=143, preempted=True))
     assert outcomes(fleet) == ["PREEMPTED"]
+
+
+def test_a_member_of_a_preempted_gang_has_its_grace_although_another_one_has_ended() -> None:
+    """As rank 0, which alone writes the checkpoint: the others have nothing to save."""
+    fleet = Fleet()
+    first, second = gang(fleet)
+    fleet.report(run(first))
+    fleet.report(run(second), name="gpu-b")
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    fleet.report(run(second, "finished", exit_code=143, preempted=True), name="gpu-b")
+    assert fleet.wanted() == {first: "preempt"}
+    fleet.report(run(first, "finished", exit_code=143, preempted=True))
+    assert outcomes(fleet) == ["PREEMPTED"]
+
+
+@pytest.mark.parametrize("order", ["together", "workers_first"])
+def test_a_gang_of_which_one_member_cannot_start_ends_and_avoids_that_server(order: str) -> None:
+    """Else the others would wait for it as long as they like, or never begin."""
+    fleet = Fleet()
+    first, second = gang(fleet, labels={"startup_order": order})
+    over = run(first, "absent", want="terminate", began=None, ended=True)
+    if order == "together":
+        fleet.report(run(first))
+        over = run(first, "finished", exit_code=143)
+    before = fleet.board.doorbell.mark("gpu-a")
+    refusal = {"refusal": "NotStartedError", "error": "/jobs cannot be written: disk full"}
+    fleet.report(run(second, "absent", began=None, **refusal), name="gpu-b")
+    assert fleet.board.doorbell.mark("gpu-a") != before, "its agent is told at once"
+    assert fleet.wanted() == {first: "terminate"}
+    assert fleet.wanted("gpu-b") == {second: "run"}, "its reason stays"
+    fleet.report(over)
+    [released] = [change for change in fleet.manager.history() if change["change"] == "released"]
+    assert (released["outcome"], list(released["failed_nodes"])) == ("NOT_STARTED", ["gpu-b"])
+    assert "disk full" in released["reason"]
+    assert [entry["task_id"] for entry in fleet.manager.queue()] == ["t"]
 
 
 @pytest.mark.parametrize(
