@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from resource_manager.agent.report_format import Report, RunReport
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import as_reason
+from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
@@ -29,12 +29,12 @@ from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_preemption import preemption_order
 from resource_manager.jobs.job_template import JobTemplate
-from resource_manager.jobs.launchers.base import LauncherError
+from resource_manager.jobs.launchers.base import LauncherError, is_key
 from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_on
+from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_of, jobs_on
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
@@ -90,8 +90,8 @@ class JobBoard:
 
     def _answer(self, server: str) -> tuple[JobsAnswer, list[Allocation]]:
         """Return what should be on a server, and the leases there whose stored jobs wait for their places."""
-        state = self._manager.agent_state(server)  # before the leases: what it runs has one there
-        seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
+        runs = self._manager.agent_state(server)["runs"]  # before the leases: what it runs has one there
+        seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server, runs))
         is_behind = self._is_behind()
         wanted = seen.jobs
         keys = [key for key, _, _ in wanted]
@@ -124,9 +124,9 @@ class JobBoard:
                     there = {"token": token, "user": seen.user, **_place_of(lease, rank)}
                     items.append({"n": "", **item, "key": key, **there})
                     break
-        live = {*keys}
-        for key, run in state["runs"].items():
-            if key not in live and not run["ended"] and not is_behind:
+        for key in () if is_behind else seen.left:
+            run = runs[key]
+            if not run["ended"] and (is_key(key) or run["state"] == "finished"):
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
@@ -194,7 +194,7 @@ class JobBoard:
     # ---- ends of stored jobs ----
 
     def settle(self, report: Report, record: Record) -> None:
-        """Renew the leases of stored jobs that run, and release those whose jobs are over.
+        """Renew the leases of stored jobs that run, and release those whose jobs are over, or left behind.
 
         `record` is that of the server's reports after this one.
         """
@@ -210,11 +210,11 @@ class JobBoard:
 
         def view(cluster: ClusterState, now: float) -> tuple[bool, list[tuple[Allocation, RunReport, bool]]]:
             leased = list(jobs_on(cluster, report.server))
-            others = runs.keys() - {key for key, _, _ in leased}
-            return any(runs[key].state == "running" and runs[key].want != "stop" for key in others), [
+            left = [runs[key] for key in _of_no_lease(cluster, runs, [key for key, _, _ in leased])]
+            return any(is_key(run.key) and run.state == "running" and run.want != "stop" for run in left), [
                 (serializers.allocation(cluster, lease), runs[key], is_due)
                 for key, rank, lease in leased
-                if key in runs and lease.places and has_stored_job(lease.request.labels)
+                if key in runs and lease.places and _is_of_agents_alone(lease, runs[key])
                 if is_there(here, lease.places[lease.ranks.index(rank) if lease.ranks else rank])
                 if (is_due := _is_due(lease, now)) or not _goes_on(lease, runs[key], rank)
             ]
@@ -266,7 +266,10 @@ class JobBoard:
         if any(_is_awaited(lease, run["ended_at"], report.at) for run in stopped):
             return  # who stopped it is about to release its lease
         failed = list(filter(was_refused, ended))
-        if failed:
+        is_stored = has_stored_job(lease["labels"])
+        if not is_stored:  # nobody waits for it any more
+            outcome, reason = Outcome.CANCELLED, ""
+        elif failed:
             outcome, reason = Outcome.NOT_STARTED, as_reason(failed[0]["error"])
         elif all(run["exit_code"] == 0 for run in ended) and not is_remainder(lease):
             outcome, reason = Outcome.SUCCESS, ""
@@ -285,7 +288,7 @@ class JobBoard:
             job_end=JobEnd.ENDED,
             reason=reason,
             failed_nodes=[job.server for job in RunningJob.all_of(lease) if was_refused(runs[job.key])],
-            result=end_of(ended),
+            result=end_of(ended) if is_stored else None,
             also=lambda cluster, now: cleaned(cluster, report, record, now),
         )
 
@@ -301,6 +304,13 @@ def _place_of(lease: Allocation, rank: int) -> dict[str, Any]:
 def _is_left(lease: Allocation) -> bool:
     """Return whether the terminal that showed a job is gone: it has not renewed the job's lease."""
     return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
+
+
+def _is_of_agents_alone(lease: Lease, run: RunReport) -> bool:
+    """Return whether nobody else ends a lease: of a stored job, or left by the terminal that showed it."""
+    labels = lease.request.labels
+    is_left = lease.quarantined and labels.get("launcher") == TERMINAL and run.state != "running"
+    return has_stored_job(labels) or is_left
 
 
 def _is_forsaken(lease: Allocation, order: Mapping[str, Any] | None) -> bool:
@@ -339,18 +349,36 @@ def _goes_on(lease: Lease, run: RunReport, rank: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one read of the state shows of a server: key, lease and rank of each job, and those unplaced."""
+    """What one read of the state shows of a server: key, lease and rank of each job, and those unplaced.
+
+    `left` are the jobs in its folder that no lease has, here or elsewhere.
+    """
 
     version: int
     user: str
     jobs: list[tuple[str, Allocation, int]]
+    left: list[str]
     unplaced: list[Allocation]
 
     @classmethod
-    def of(cls, cluster: ClusterState, server: str) -> _Seen:
+    def of(cls, cluster: ClusterState, server: str, keys: Collection[str]) -> _Seen:
         jobs = [
             (key, serializers.allocation(cluster, lease), rank)
             for key, rank, lease in jobs_on(cluster, server)
         ]
         user = cluster.node(server).node.job_user
-        return cls(cluster.version, user, jobs, unplaced_on(cluster, server))
+        left = _of_no_lease(cluster, keys, [key for key, _, _ in jobs])
+        return cls(cluster.version, user, jobs, left, unplaced_on(cluster, server))
+
+
+def _of_no_lease(cluster: ClusterState, keys: Collection[str], here: Iterable[str]) -> list[str]:
+    """Return those of the keys in a server's folder that are jobs of no lease, besides those `here`.
+
+    Other servers may share the folder, as where the homes are on NFS: their jobs are left alone.
+    """
+    own = {*here}
+    left = [key for key in keys if key not in own]
+    tokens = {token_of_key(key) for key in left}
+    leases = (*cluster.leases.values(), *cluster.remainders.values()) if left else ()
+    elsewhere = {key for lease in leases if lease.fencing_token in tokens for _, key, _ in jobs_of(lease)}
+    return [key for key in left if key not in elsewhere]

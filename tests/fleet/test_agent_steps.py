@@ -247,3 +247,6 @@ def test_a_job_is_ended_whose_terminal_has_not_renewed_its_lease(world: World) -
     assert granted_lease(world.manager.status_of("t"))["quarantined"]
     world.poll()
     wait_for(lambda: world.state(key) == "absent")
+    world.report()
+    assert world.manager.leases() == [], "nobody else would end it"
+    assert world.manager.history()[-1]["outcome"] == "CANCELLED"

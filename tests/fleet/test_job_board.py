@@ -276,6 +276,21 @@ def test_a_job_without_a_lease_is_ended(fleet: Fleet) -> None:
     assert fleet.wanted() == {job_key("gone", 4): "stop", job_key("over", 5): "forget"}
 
 
+def test_what_others_run_in_the_folder_of_an_agent_is_left_alone(fleet: Fleet) -> None:
+    """As `gpu-manager attach` of its user, and where the homes of several servers are on one file system."""
+    fleet.report()
+    elsewhere = job_key("t", fleet.submit("t")["fencing_token"])
+    shell, over = "attach-0123abcd", "attach-01234567"
+    before = fleet.board.doorbell.mark("gpu-b")
+    others = run(elsewhere), run(shell), run(over, "absent", began=None)
+    fleet.report(*others, name="gpu-b")
+    assert fleet.board.doorbell.mark("gpu-b") == before
+    assert fleet.wanted("gpu-b") == {}
+    fleet.report(run(elsewhere, "finished"), run(shell), run(over, "finished"), name="gpu-b")
+    assert fleet.wanted("gpu-b") == {over: "forget"}
+    assert [lease["state"] for lease in fleet.manager.leases()] == ["RUNNING"]
+
+
 def test_the_agent_of_a_job_that_a_restore_left_without_a_lease_is_told_at_once(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -609,7 +624,7 @@ def test_a_lying_agent_ends_only_what_is_its_own_and_now(fleet: Fleet) -> None:
     fleet.report(over, name="gpu-b")
     fleet.report(run(older, "finished", exit_code=0), run(key))
     assert [lease["state"] for lease in fleet.manager.leases()] == ["RUNNING"]
-    assert fleet.wanted("gpu-b") == {key: "forget"}
+    assert fleet.wanted("gpu-b") == {}
     assert fleet.wanted() == {key: "run", older: "forget"}
     said = report(fleet.clock.now - 1, gpu(0), place=PLACE, runs=[over])
     with pytest.raises(ReportError, match="older than the last one of this server"):
