@@ -306,14 +306,19 @@ def _search(manager: LeaseService) -> list[Action]:
         and not server["watched"]
         and is_unsearched(Drained(server["server_name"], 0.0, server["drain_reason"]))
     ]
-    leases = manager.leases() if waiting else []
-    return [_searched(manager, server, leases) for server in waiting]
+    if not waiting:
+        return []
+    leases, stated = manager.leases(), manager.cluster()["sections"].get("servers", [])
+    with_agents = {each["name"] for each in stated if "job_user" in each}
+    return [_searched(manager, server, leases, server["server_name"] in with_agents) for server in waiting]
 
 
-def _searched(manager: LeaseService, server: ServerSummary, leases: Iterable[Allocation]) -> Action:
+def _searched(
+    manager: LeaseService, server: ServerSummary, leases: Iterable[Allocation], has_agent: bool
+) -> Action:
     name, began = server["server_name"], time.monotonic()
     try:
-        jobs = jobs_on(server, leases)
+        jobs = jobs_on(server, leases, has_agent=has_agent)
         after = manager.searched(name, jobs, age_s=time.monotonic() - began)
     except ResourceManagerError as error:
         return Action("", name, ActionKind.KEPT_CLOSED, f"it cannot be searched from here: {error}")

@@ -20,8 +20,13 @@ from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import is_here
 
 
-def jobs_on(server: Mapping[str, Any], leases: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the jobs that run on the server; raises `LauncherError` if that is unknown."""
+def jobs_on(
+    server: Mapping[str, Any], leases: Iterable[Mapping[str, Any]], *, has_agent: bool = False
+) -> list[str]:
+    """Return the keys of the jobs that run on the server; raises `LauncherError` if that is unknown.
+
+    `has_agent`: its agent runs jobs; to any other server none came by an agent.
+    """
     placed = [
         (member["server_name"], JobPlace(**place))
         for lease in leases
@@ -30,7 +35,9 @@ def jobs_on(server: Mapping[str, Any], leases: Iterable[Mapping[str, Any]]) -> l
     name = server["server_name"]
     machines = {place.machine for on, place in placed if on == name}
     here = job_files.machine() in machines or (server["address"] != "" and is_here(server["address"], name))
-    ways = {replace(place, address="", machine="", mark="") for _, place in placed}
+    ways = {replace(place, address="", machine="", mark="", walls="") for _, place in placed}
+    if not has_agent:
+        ways = {way for way in ways if way.launcher != "agent"}
     if not ways:
         raise LauncherUnreachableError(f"no lease says by which launcher jobs came to {name}")
     found: set[str] = set()
@@ -42,6 +49,8 @@ def jobs_on(server: Mapping[str, Any], leases: Iterable[Mapping[str, Any]]) -> l
 
 def _at(way: JobPlace, server: Mapping[str, Any], *, here: bool) -> JobPlace:
     """Return the place on the server to which the way leads; raises `LauncherUnreachableError`."""
+    if way.launcher == "agent":
+        return replace(way, address=server["server_name"])
     if here and way.launcher in ("local", TERMINAL):
         return way
     if way.launcher == "local" or not server["address"]:

@@ -53,7 +53,7 @@ class Fleet:
                 number,
                 {"cpus": 64},
                 gpus,
-                address=name,
+                address=f"train@{name}",
                 labels=RUNS_JOBS,
                 job_user="train",
                 confine=confine,

@@ -25,6 +25,8 @@ from tests.agent.reporting import as_text, gpu, report, uuid
 from tests.builders import Clock
 from tests.e2e.servers import ssh_server
 from tests.eventually import wait_until_ended
+from tests.fleet.test_job_board import Fleet as AgentFleet
+from tests.fleet.test_job_board import run
 from tests.jobs.test_reconcile import States
 
 __all__ = ["ssh_server"]
@@ -168,6 +170,39 @@ def test_who_cannot_look_by_every_known_way_opens_nothing(fleet: Restored, spoil
     assert (kept.name, kept.action) == ("gpu-a", "kept closed")
     assert words in kept.detail
     assert fleet.reason
+
+
+def test_a_server_without_a_job_user_is_not_searched_for_jobs_of_an_agent(tmp_path: Path) -> None:
+    fleet = Restored(tmp_path, JobPlace("local", folder=str(tmp_path / "jobs")), "")
+    with fleet.stack:
+        fleet.stop(fleet.lost)
+        place_elsewhere(fleet, launcher="agent", folder="/jobs")
+        *_, opened = fleet.look()
+        assert (opened.name, opened.action) == ("gpu-a", "opened")
+
+
+def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_a_lease(
+    tmp_path: Path,
+) -> None:
+    """Its GPUs have no UUIDs, so nobody watches them."""
+    fleet = AgentFleet((Gpu(0, "A100"),))
+    fleet.report()
+    key, lost = job_key("t", fleet.submit("t")["fencing_token"]), job_key("lost", 99)
+    fleet.report(run(key))
+    write_backup(fleet.store, tmp_path / "state.json")
+    restore(fleet.store, read_backup(tmp_path / "state.json"), force=True)
+    fleet.clock.now += WINDOW_S + 30.0
+
+    def look() -> list[tuple[str, str]]:
+        actions = reconcile(fleet.manager, States(), "production").actions
+        return [(each.name, each.action) for each in actions if each.name.startswith("gpu-")]
+
+    fleet.report(run(key), run(lost))
+    assert look() == [("gpu-a", "kept closed"), ("gpu-b", "kept closed")]
+    fleet.report(run(key))
+    assert look() == [("gpu-a", "opened"), ("gpu-b", "kept closed")], "one agent is silent"
+    fleet.report(name="gpu-b")
+    assert look() == [("gpu-b", "opened")]
 
 
 def test_the_account_of_another_user_says_nothing(fleet: Restored) -> None:
