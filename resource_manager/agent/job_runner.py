@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from resource_manager.agent import long_logs
+from resource_manager.agent import long_logs, old_outputs
 from resource_manager.agent.runs_to_tell import runs_to_tell
 from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.jobs.directories import ending, job_files, job_processes, job_states, starting
@@ -25,11 +25,12 @@ from resource_manager.jobs.launchers import walls
 from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, walls_of
 
 TICK_S = 0.1
-KEEP_LOGS_S = 3 * 86400.0
-MAX_LOGS_BYTES = 4 * 2**30
 PRUNE_EVERY_S = 600.0
 CUT_EVERY_S = 2.0
 LAST_LINE_BYTES = 2000
+AGAIN_S = 10.0
+"""Time after which what the service orders once is tried again, if it failed for a reason that may pass."""
+
 AT_ONCE = 16
 """Jobs that are started at once."""
 
@@ -183,6 +184,8 @@ class AgentJobs:
         done = self._done.get(item["key"])
         if done is None or (done["want"], done["n"]) != (item["want"], item["n"]):
             return False
+        if "again_at" in done and not item["n"]:  # nobody orders it again under another number
+            return time.monotonic() < float(done["again_at"])
         state = self._states.get(item["key"], {}).get("state")
         return item["want"] != "preempt" or state != "running"  # whose grace may be over
 
@@ -194,7 +197,7 @@ class AgentJobs:
         except job_files.RefusedError as error:
             done.update(error=str(error)[:400], refusal=type(error).__name__)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            done.update(error=str(error)[:400], refusal="")
+            done.update(error=str(error)[:400], refusal="", again_at=time.monotonic() + AGAIN_S)
         with suppress(OSError):  # it has none, or has put something else there
             done["walls"] = as_reason(job_files.text_of(self._walls_file(key)))
         with self._lock:
@@ -227,6 +230,8 @@ class AgentJobs:
                 ending.stop(root, key, grace_s, keep=item.get("keep") is True)
             case "forget":
                 job_files.bury(root, key)
+                if job_states.status(root, key)["state"] == "absent":
+                    ending.remove(root, key)  # it never began: there is no output to keep
         return None
 
     def _prepare(self, key: str, item: Mapping[str, Any]) -> list[str]:
@@ -312,7 +317,8 @@ class AgentJobs:
                 lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
             line = next((each.strip() for each in reversed(lines) if each.strip()), "")
         is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
-        return {**found, **NOT_DONE, **done, "last_line": line, "ended": is_ended}
+        order = {name: done.get(name, usual) for name, usual in NOT_DONE.items()}
+        return {**found, **order, "last_line": line, "ended": is_ended}
 
     def _ending_rest(self, key: str, *, is_new: bool) -> dict[str, Any]:
         """End what a job left behind, such as a process in the background; return how it is until then.
@@ -348,49 +354,17 @@ class AgentJobs:
                 self._say(f"the output of job {key} cannot be kept short: {error}")
 
     def _prune(self) -> None:
-        """Remove the folders of jobs that nobody wants here any more, by age, then the oldest by size.
-
-        One whose end no service knows goes last, and never by age: without its folder it could begin again.
-        """
         with self._lock:
             wanted = {key for key, item in self._items.items() if item["want"] != "forget"}
-        over = [
-            (not found["ended"], self._ended_at(key, found), key)
+        over = {
+            key: found
             for key, found in self._states.items()
             if found["state"] == "finished" and key not in wanted
-        ]
-        left = sum(_size(os.path.join(self._root, key)) for _, _, key in over)
-        for is_untold, ended_at, key in sorted(over):
-            if left > MAX_LOGS_BYTES or (not is_untold and ended_at < time.time() - KEEP_LOGS_S):
-                left -= _size(os.path.join(self._root, key))
-                ending.stop(self._root, key, 0.0)  # which writes its tombstone
-                self._say(
-                    f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
-                )
-
-    def _ended_at(self, key: str, state: Mapping[str, Any]) -> float:
-        """Return when a job ended; of one that was killed, which left no exit code, when this was seen."""
-        if state["ended_at"] is not None:
-            return float(state["ended_at"])
-        seen = os.path.join(job_files.directory_of(self._root, key), "seen")
-        if not job_files.exists(seen):
-            with suppress(OSError):  # a full disk
-                job_files.write_file(seen, "")
-        return job_files.modified_at(seen) or time.time()
+        }
+        old_outputs.remove_old(self._root, over, self._say)
 
 
 def _home() -> str:
     """Return the folder in which jobs begin: this user's home, as over ssh, or if it has none that of now."""
     home = os.path.expanduser("~")
     return home if os.path.isdir(home) else "."
-
-
-def _size(folder: str) -> int:
-    """Return the bytes on the disk of a folder's files: a long output has more than is kept of it."""
-    size = 0
-    with suppress(OSError):
-        for path, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):
-                    size += os.lstat(os.path.join(path, name)).st_blocks * 512
-    return size

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.agent import job_runner
+from resource_manager.agent import job_runner, old_outputs
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report, read_report
@@ -447,20 +447,52 @@ def test_what_a_killed_job_wrote_stays_for_days_and_longer_if_no_service_knows_o
     for file in (root / killed).iterdir():
         os.utime(file, (1000, 1000))
     wait_for(lambda: not (root / killed).exists())
-    assert (root / unknown).exists()
+    assert (root / unknown / "log").exists(), "it takes no room"
 
 
-def test_a_job_whose_output_takes_too_much_of_the_disk_is_not_begun_again_without_it(
+def test_a_job_whose_output_takes_too_much_of_the_disk_keeps_its_end_until_a_service_knows_it(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Else it would begin again, or its request wait again as that of a job that did not start."""
     monkeypatch.setattr(job_runner, "PRUNE_EVERY_S", 0.0)
-    monkeypatch.setattr(job_runner, "MAX_LOGS_BYTES", -1)
+    monkeypatch.setattr(old_outputs, "MAX_LOGS_BYTES", -1)
     key = job_key("t", 7)
     add_finished(tmp_path / "jobs" / key, "last words\n")
     service = Service(opened())
-    wait_for(lambda: not (tmp_path / "jobs" / key).exists())
+    wait_for(lambda: not (tmp_path / "jobs" / key / "log").exists())
     service.say(service.run(key, "true"))
-    assert service.wait(key, want="run")["refusal"] == "AlreadyEndedError"
+    ended = service.wait(key, want="run")
+    assert (ended["state"], ended["exit_code"], ended["refusal"]) == ("finished", 0, None)
+
+
+def test_what_the_service_orders_once_is_done_once_a_passing_fault_is_over(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the job has used up the descriptors of its server: else it would run on for ever."""
+    monkeypatch.setattr(job_runner, "AGAIN_S", 0.0)
+    key, tombstones = job_key("t", 7), tmp_path / "jobs" / "ended"
+    service.say(service.run(key, "sleep 600"))
+    service.wait(key, state="running")
+    tombstones.rmdir()
+    tombstones.touch()
+    service.say({"key": key, "want": "stop", "n": "", "grace_s": 0})
+    assert service.wait(key, want="stop", refusal="")["state"] == "running"
+    tombstones.unlink()
+    service.wait(key, state="absent", error=None)
+
+
+def test_the_folder_of_a_job_that_never_began_goes_once_its_end_is_known(
+    service: Service, tmp_path: Path
+) -> None:
+    key = job_key("t", 7)
+    wanted = service.run(key, "true")
+    walls = {"confine": "must", "walls": ["-c", "print('bubblewrap is missing')"]}
+    service.say({**wanted, "spec": {**wanted["spec"], **walls}})
+    service.wait(key, refusal="NotStartedError")
+    assert (tmp_path / "jobs" / key).exists()
+    service.say({"key": key, "want": "forget", "n": ""})
+    service.wait(key, want="forget", ended=True)
+    assert not (tmp_path / "jobs" / key).exists()
 
 
 def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path) -> None:
