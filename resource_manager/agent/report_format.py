@@ -163,6 +163,11 @@ class Report(Strict):
     generation: Text | None = None
     """Mark of the newest state that the agent was told of."""
 
+    @property
+    def here(self) -> dict[str, str] | None:
+        """Where the agent runs jobs, as it is compared with the place of a job."""
+        return None if self.place is None else dict(self.place)
+
 
 def read_report(text: str | bytes) -> Report:
     """Return the report in a JSON text; raises `ReportError` with one line."""

@@ -206,7 +206,6 @@ class JobBoard:
         if not report.runs:
             return
         runs = {run.key: run for run in report.runs}
-        here = None if report.place is None else dict(report.place)
 
         def view(cluster: ClusterState, now: float) -> tuple[bool, list[tuple[Allocation, RunReport, bool]]]:
             leased = list(jobs_on(cluster, report.server))
@@ -215,7 +214,7 @@ class JobBoard:
                 (serializers.allocation(cluster, lease), runs[key], is_due)
                 for key, rank, lease in leased
                 if key in runs and lease.places and _is_of_agents_alone(lease, runs[key])
-                if is_there(here, lease.places[lease.ranks.index(rank) if lease.ranks else rank])
+                if is_there(report.here, lease.places[lease.ranks.index(rank) if lease.ranks else rank])
                 if (is_due := _is_due(lease, now)) or not _goes_on(lease, runs[key], rank)
             ]
 

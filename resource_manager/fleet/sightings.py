@@ -102,12 +102,11 @@ def leases_gone(cluster: ClusterState, report: Report, known: Mapping[str, Sight
 
 
 def _tells_end(report: Report, lease: Lease) -> bool:
-    here = None if report.place is None else dict(report.place)
     jobs = zip(lease.ranked, lease.places, strict=False)
     own = [(_number(lease, rank), place) for (rank, member), place in jobs if member.node == report.server]
     ended = {number_of_key(run.key) for run in report.runs or () if run.state == "finished"}
     return has_stored_job(lease.request.labels) and all(
-        number in ended and is_there(here, place) for number, place in own
+        number in ended and is_there(report.here, place) for number, place in own
     )
 
 

@@ -55,7 +55,6 @@ ABSENT = {
     "ended_at": None,
     "checkpoint_at": None,
     "preempted": False,
-    "ended": False,
 }
 
 
@@ -93,10 +92,10 @@ class AgentLauncher:
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
         run = self._ordered(key, "preempt", grace_s=grace_s, signal=signal_name)
-        ends_at = time.monotonic() + wait_s
+        ends_at, pause_s = time.monotonic() + wait_s, LOOK_S
         while run["state"] == JobState.RUNNING and time.monotonic() < ends_at:
-            time.sleep(LOOK_S)
-            run = self._run(key)
+            time.sleep(pause_s)
+            run, pause_s = self._run(key), min(2 * pause_s, MAX_LOOK_S)
         return status_of(run)
 
     def stop(self, key: str, grace_s: float = 10.0) -> bool:
