@@ -102,18 +102,20 @@ class RunsInWorker(HoldsLease):
         where = self.server_of_worker(manager)
         labels = {TRY_LABEL: this_try, **self.lease_labels}
         # Quarantined, it would stay for ever: nobody can look whether a process in a worker is gone.
-        status = self.lease(context, manager, labels=labels, quarantine=False, **where)
-        if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
-            self.end_earlier_try(manager, plain_identity, status)
-            return self._granted(context, manager, granted_to_this_try)
-        if self.on_worker and (elsewhere := _elsewhere(status)):
-            with suppress(LockTimeoutError):  # it will expire
-                manager.release(
-                    identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
-                )
-            raise AirflowException(elsewhere)
-        if self.gives_back(manager, status):
-            return self._granted(context, manager, granted_to_this_try=True)
+        while True:
+            status = self.lease(context, manager, labels=labels, quarantine=False, **where)
+            if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
+                self.end_earlier_try(manager, plain_identity, status)
+                continue
+            if self.on_worker and (elsewhere := _elsewhere(status)):
+                with suppress(LockTimeoutError):  # it will expire
+                    manager.release(
+                        identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
+                    )
+                raise AirflowException(elsewhere)
+            if not self.gives_back(manager, status):
+                break
+            granted_to_this_try = True
         self.log.info("allocated %s of %s", numbered_gpus(status["gpu_ids"]), status["server_name"])
         return status
 

@@ -98,8 +98,9 @@ def ends_of(manager):
     return [(entry.get("outcome"), entry["at"]) for entry in ended]
 
 
-def test_a_job_that_would_begin_too_late_waits_again_in_its_try(late, gpu_launcher, clock, capsys):
-    trigger = waited_until_50(training(), late, clock, "a", "b")
+@pytest.mark.parametrize("limit", [{}, {"max_runtime": RUNTIME}])
+def test_a_job_that_would_begin_too_late_waits_again_in_its_try(late, gpu_launcher, clock, capsys, limit):
+    trigger = waited_until_50(training(**limit), late, clock, "a", "b")
     clock.now = 101.0
     late.submit("later", 8, expected_runtime=9000)
     waits_again(late, trigger)
@@ -195,9 +196,10 @@ def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
     assert late.status_of(TASK.lease_id)["state"] == "RUNNING"
 
 
-def test_a_function_that_would_begin_too_late_is_not_called(late, clock):
+@pytest.mark.parametrize("limit", [{}, {"max_runtime": RUNTIME}])
+def test_a_function_that_would_begin_too_late_is_not_called(late, clock, limit):
     calls: list[Any] = []
-    operator = function_task(calls)
+    operator = function_task(calls, **limit)
     waited_until_50(operator, late, clock, "a", "b")
     clock.now = 101.0
     waits(lambda: operator.execute_granted(context_of(), GRANTED))

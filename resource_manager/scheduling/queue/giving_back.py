@@ -12,9 +12,9 @@ from resource_manager.scheduling.queue.runtime_limits import (
     PREEMPTED_AFTER,
     RUNTIME_USED,
     count_of,
-    limit_of,
     longest_runtime_s,
     runtime_used_s,
+    whole_limit_s,
 )
 
 SOON_S = 60.0
@@ -63,7 +63,7 @@ def maintenance_met(cluster: ClusterState, lease: Lease, now: float) -> tuple[fl
     One of unknown runtime meets only an open one.
     """
     stated_s = lease.request.expected_runtime_s or 0.0
-    runtime_s = min(stated_s, limit_of(cluster.ledger, lease.request)[0])
+    runtime_s = min(stated_s, whole_limit_s(cluster.ledger, lease.request))
     nodes = {member.node for member in lease.members}
     crossed = (
         window.crossed(now, runtime_s) for window in cluster.windows if nodes.intersection(window.servers)

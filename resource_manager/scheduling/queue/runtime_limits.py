@@ -39,6 +39,12 @@ def longest_runtime_s(ledger: TeamLedger | None, request: Request) -> float:
     return min((each for each in (request.max_runtime_s, of_team) if each is not None), default=math.inf)
 
 
+def whole_limit_s(ledger: TeamLedger | None, request: Request) -> float:
+    """Return for how long a first lease of the request may last, infinite without a limit."""
+    longest_s = longest_runtime_s(ledger, request)
+    return longest_s if request.requeue_after_s is None else min(longest_s, request.requeue_after_s)
+
+
 def limit_of(ledger: TeamLedger | None, request: Request) -> tuple[float, str]:
     """Return for how long a new lease of the request may last, and which limit ends it.
 

@@ -20,7 +20,7 @@ from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
-from resource_manager.scheduling.queue.runtime_limits import lasts_s
+from resource_manager.scheduling.queue.runtime_limits import whole_limit_s
 from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -28,12 +28,21 @@ MAX_OCCURRENCES = 100
 """Maximum number of windows in a row after which a start is looked for."""
 
 
+def reach_of(cluster: ClusterState, request: Request, guard_s: float) -> tuple[float, bool]:
+    """Return how far from its start the request reaches, and whether what preempts it may begin before.
+
+    Its limit counts in full: less what it used up before it was given back, it would be granted where it
+    begins too late, and given back, again and again.
+    """
+    runtime = cluster.runtimes.runtime_of(request)
+    reach_s = min(guard_s if runtime is None else runtime, whole_limit_s(cluster.ledger, request))
+    return reach_s, runtime is None and request.preemptible
+
+
 def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: float) -> float:
     """Return for how long from its start the request must not meet the window."""
-    lasts = lasts_s(cluster, request)
-    if cluster.runtimes.runtime_of(request) is not None:
-        return lasts
-    return 0.0 if request.preemptible and preempts(cluster, window) else min(guard_s, lasts)
+    reach_s, may_be_ended = reach_of(cluster, request, guard_s)
+    return 0.0 if may_be_ended and preempts(cluster, window) else reach_s
 
 
 def preempts(cluster: ClusterState, window: Window) -> bool:

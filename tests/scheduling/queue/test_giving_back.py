@@ -64,6 +64,9 @@ def test_what_would_run_into_maintenance_keeps_its_place_as_often_as_it_is_given
     assert (queued.queued_at, queued.request.labels) == (40.0, {GIVEN_BACK: "5"})
     (queued,) = given_back(cluster, lease(request), 300.0)  # its job would end before
     assert queued.queued_at == 300.0
+    limited = Request("t", 1, expected_runtime_s=8 * 86_400.0, max_runtime_s=600.0)
+    found = {now: given_back(cluster, lease(limited), now)[0].queued_at for now in (400.0, 401.0)}
+    assert found == {400.0: 400.0, 401.0: 40.0}
 
 
 def test_the_runtime_used_counts_for_the_longest_of_the_team() -> None:

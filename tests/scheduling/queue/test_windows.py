@@ -164,6 +164,8 @@ def test_a_job_whose_limit_ends_it_before_a_window_crosses_none(limit: str, runt
     assert submit(cluster, job("x", runtime_s, **in_time), 0.0) == ["x"]  # type: ignore[arg-type]
     again = lease_steps.release(cluster, "x", 10.0, outcome=Outcome.NOT_STARTED)
     assert [change.queued_at for change in again if isinstance(change, Queued)] == [0.0]
+    changes = allocator.with_dispatch(cluster, again, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert apply(cluster, changes) == [], "it would begin too late, and be given back and granted for ever"
 
 
 def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_place() -> None:
