@@ -126,14 +126,18 @@ class Prospects:
         """Return the mask of the open nodes that could take members of the request, if they take all."""
         mask = self._usable.get(request.shape)
         if mask is None:
-            found = [*self._slots(request)]
-            mask = self._usable[request.shape] = union(
-                each & area
-                for area in areas_of(self._cluster, request).values()
-                if sum(count * (each & area).bit_count() for count, each in found) >= request.nodes
-                for _, each in found
-            )
+            mask = self._usable[request.shape] = self.usable_of(request, -1)
         return mask
+
+    def usable_of(self, request: Request, nodes: int) -> int:
+        """Return the mask of those of these nodes that are open and could take members, if they take all."""
+        found = [(count, each & nodes) for count, each in self._slots(request)]
+        return union(
+            each & area
+            for area in areas_of(self._cluster, request).values()
+            if sum(count * (each & area).bit_count() for count, each in found) >= request.nodes
+            for _, each in found
+        )
 
     def _slots(self, request: Request) -> Iterator[tuple[int, int]]:
         """Yield how many members open nodes take without leases, and which nodes do."""

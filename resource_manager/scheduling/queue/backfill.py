@@ -18,7 +18,7 @@ from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
 from resource_manager.scheduling.queue.spans import Span, together
-from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
+from resource_manager.scheduling.queue.windows import Outlook, is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_RESERVATIONS = 16
@@ -52,14 +52,14 @@ class Reservations:
     def __init__(self, cluster: ClusterState, current: SchedulingPass) -> None:
         self._cluster, self._now = cluster, current.now
         self._guard_s = current.limits.maintenance_guard_s
-        self._prospects = Prospects.of(cluster)
+        self._prospects, self._outlook = Prospects.of(cluster), Outlook(cluster, current)
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
         self._count = 0
         self._swept = 0
         """The nodes at which reservations of gangs have looked."""
         self._ahead: Counter[int] = Counter()
-        """How many requests were put ahead, by the nodes that they could use."""
+        """How many requests were put ahead, by the nodes that they could ever use."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -71,17 +71,17 @@ class Reservations:
         """Place in the last pass up to which its reservations were looked at."""
         self._dirty: set[int] | None = set()
         """Positions of the nodes that changed since the last pass; None if any may have."""
-        self._held_back = HeldBack(cluster, current.now, self._guard_s)
+        self._held_back = HeldBack(cluster)
         self._delaying: dict[tuple[object, ...], float] = {}
         """The shortest runtime with which a request of that shape would have delayed a reservation."""
         self._startable: dict[tuple[object, ...], Request] | None = None
         """Shapes of pending requests that may still start in this pass; None until somebody asks."""
 
     def put_ahead(self, request: Request) -> None:
-        """Put a request that does not start ahead of those that are asked about next."""
-        usable = self._prospects.usable(request)
+        """Put a request that does not start ahead of those asked about next, unless it never starts."""
+        usable = self._outlook.usable(request)
         self._ahead[usable] += 1
-        if self._count < MAX_RESERVATIONS:
+        if usable and self._count < MAX_RESERVATIONS:
             self._waiting.append(request)
         if self._startable and self._ahead[usable] == MAX_AHEAD:
             self._startable = {
@@ -104,7 +104,8 @@ class Reservations:
     def may_start(self, request: Request, *, restricted: bool) -> bool:
         """Return False if it is known that no request of that shape starts in this pass."""
         if restricted:
-            return self._ahead[self._prospects.usable(request)] < MAX_AHEAD
+            masks = self._outlook.waits_for(request)
+            return 0 not in masks and sum(self._ahead[mask] for mask in masks) < MAX_AHEAD
         return self._startable is None or request.shape in self._startable
 
     def rule_out(self, request: Request) -> None:
@@ -133,7 +134,7 @@ class Reservations:
 
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could use; return True if that was not so before."""
-        return self._held_back.add(request, self._prospects.usable(request))
+        return self._held_back.add(request, self._outlook.usable(request))
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""

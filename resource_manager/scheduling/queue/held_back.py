@@ -10,7 +10,6 @@ from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
 from resource_manager.core.models import Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.node_masks import uniform
-from resource_manager.scheduling.queue.windows import EverOpen
 
 
 @dataclass(slots=True)
@@ -33,19 +32,14 @@ class _Hold:
 class HeldBack:
     """What is held back on the nodes of `mask`; all their GPUs on those of `gpus_mask`."""
 
-    def __init__(self, cluster: ClusterState, now: float, guard_s: float) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self._ever_open = EverOpen(cluster, now, guard_s)
         self._holds: dict[tuple[object, ...], _Hold] = {}
         self.mask = 0
         self.gpus_mask = 0
 
     def add(self, request: Request, usable: int) -> bool:
-        """Hold back what the request could use, on the nodes of that mask; return True if that is more.
-
-        Nothing is held back where it never starts.
-        """
-        usable &= self._ever_open.mask(request)
+        """Hold back what the request could use, on the nodes of that mask; return True if that is more."""
         milli = request.gpu_milli if request.gpu_memory else 0  # with it, it decides which GPUs will do
         whole = (request.vendor, min(request.gpus, 2))
         kind = (usable, request.gpu_types, request.gpu_memory, milli, *whole)

@@ -36,7 +36,8 @@ def count_of(labels: Mapping[str, str], name: str) -> int:
 def longest_runtime_s(ledger: TeamLedger | None, request: Request) -> float:
     """Return the longest runtime of the request's job, infinite without a limit."""
     of_team = None if ledger is None else ledger.of(request).team.max_runtime_s
-    return min((each for each in (request.max_runtime_s, of_team) if each is not None), default=math.inf)
+    own_s = math.inf if request.max_runtime_s is None else request.max_runtime_s
+    return own_s if of_team is None or own_s < of_team else of_team  # asked of every pending request
 
 
 def whole_limit_s(ledger: TeamLedger | None, request: Request) -> float:

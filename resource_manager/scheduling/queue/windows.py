@@ -19,6 +19,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
+from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.queue.runtime_limits import whole_limit_s
 from resource_manager.scheduling.queue.spans import Span
@@ -65,21 +66,33 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
     return math.inf
 
 
-class EverOpen:
-    """The nodes that windows which come again do not close to a request for good; of one pass."""
+class Outlook:
+    """Where requests could ever start: not on nodes that windows close for good, coming again; of one pass."""
 
-    def __init__(self, cluster: ClusterState, now: float, guard_s: float) -> None:
-        self._cluster, self._now, self._guard_s = cluster, now, guard_s
+    def __init__(self, cluster: ClusterState, current: SchedulingPass) -> None:
+        self._cluster, self._now = cluster, current.now
+        self._guard_s = current.limits.maintenance_guard_s
         self._windows = [window for window in cluster.windows if window.every_s is not None]
-        self._masks: dict[tuple[float, ...], int] = {}
-        """By for how long from its start a request must not meet each of the windows."""
+        self._prospects = Prospects.of(cluster)
+        self._masks: dict[tuple[float, bool], int] = {}
+        """By how far requests reach."""
+        self._usable: dict[tuple[object, ...], int] = {}
 
-    def mask(self, request: Request) -> int:
-        """Return the nodes as a mask."""
-        key = tuple(horizon_s(self._cluster, request, window, self._guard_s) for window in self._windows)
-        if key not in self._masks:
-            self._masks[key] = ~self._closed_for_good(request)
-        return self._masks[key]
+    def usable(self, request: Request) -> int:
+        """Return the mask of the open nodes that could ever take members of the request, if they take all."""
+        if not self._windows:
+            return self._prospects.usable(request)
+        reach = reach_of(self._cluster, request, self._guard_s)
+        key = request.shape, reach
+        if (found := self._usable.get(key)) is None:
+            if reach not in self._masks:
+                self._masks[reach] = ~self._closed_for_good(request)
+            found = self._usable[key] = self._prospects.usable_of(request, self._masks[reach])
+        return found
+
+    def waits_for(self, request: Request) -> set[int]:
+        """Return the masks that the request waits for: what it could use, also without any window."""
+        return {self.usable(request), self._prospects.usable(request)}
 
     def _closed_for_good(self, request: Request) -> int:
         of_node: dict[str, tuple[int, ...]] = {}

@@ -176,7 +176,7 @@ def test_what_waits_for_part_of_a_gpu_by_memory_holds_back_no_other_cards_for_wh
     """Which cards have the memory depends on the part."""
     cards = (Gpu(0, "L4", memory_mib=24_000), Gpu(1, "L40S", memory_mib=48_000))
     cluster = ClusterState([replace(node("a"), gpus=cards)])
-    held_back = HeldBack(cluster, 0.0, 0.0)
+    held_back = HeldBack(cluster)
     part = replace(ask("part", 1, gpu_memory="20GB"), gpu_milli=500)
     assert held_back.add(part, 1)
     free = cluster.nodes[0].capacity

@@ -16,7 +16,7 @@ def test_gpus_of_the_kind_and_all_amounts_are_held_back_on_the_nodes_of_the_mask
     cluster = ClusterState(
         [Node(name, i, {"cpus": 8}, (Gpu(0, "A100"), Gpu(1, "V100"))) for i, name in enumerate("ab")]
     )
-    held_back = HeldBack(cluster, 0.0, 0.0)
+    held_back = HeldBack(cluster)
     assert not held_back.mask
     typed = Request("typed", 1, resources={"cpus": 3}, gpu_types=("A100",))
     assert held_back.add(typed, 0b10)

@@ -30,6 +30,7 @@ from resource_manager.manager.demand import Demand
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.backfill import MAX_AHEAD
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.spans import Span
 from resource_manager.scheduling.queue.windows import (
@@ -153,6 +154,22 @@ def test_the_sentence_says_that_no_time_between_windows_is_long_enough(
     assert submit(cluster, job("long", runtime_s), 0.0) == []
     said = detail_of(refusals_of(cluster, [cluster.pending["long"].request], current)["long"])
     assert ("02:00Z, which comes again too soon for its runtime: new fans" in said) == is_too_long
+
+
+def test_a_gang_that_windows_never_let_together_keeps_nothing_from_others() -> None:
+    cluster = ClusterState(replace(each, address=each.name) for each in nodes("ab", 8))
+    cluster.apply(MaintenanceChanged((Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S),), 0.0))
+    assert submit(cluster, job("gang", 8 * 86_400.0, gpus=8, nodes=2), 0.0, BACKFILL) == []
+    assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == ["there"]
+
+
+@pytest.mark.parametrize("servers", ["a", "ab"])
+def test_however_many_never_start_on_a_server_others_do(servers: str) -> None:
+    cluster = cluster_with(Window(1, tuple(servers), HOUR_S, 2 * HOUR_S, every_s=WEEK_S), names="ab")
+    hold(cluster, job("runs", 9 * 86_400.0, gpus=8), "b", *range(8))
+    for number in range(MAX_AHEAD):
+        cluster.apply(Queued(job(f"copy_{number}", 8 * 86_400.0), 0.0, number, 0.0))
+    assert submit(cluster, job("short", 600.0), 0.0, BACKFILL) == ["short"]
 
 
 @pytest.mark.parametrize("limit", ["max_runtime_s", "requeue_after_s"])
