@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from operator import itemgetter
 
 from resource_manager.core import fit
 from resource_manager.core.cluster import ClusterState
@@ -29,7 +29,6 @@ from resource_manager.core.refusal import (
 )
 from resource_manager.core.server_facts import IsSilent, LeftInventory, NoAddress
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.placement.policies import fault_of
 from resource_manager.scheduling.preemption.preempting import (
@@ -39,7 +38,7 @@ from resource_manager.scheduling.preemption.preempting import (
 )
 from resource_manager.scheduling.queue.backfill import MAX_AHEAD, Reservations
 from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of, type_refusal, within_guarantee
-from resource_manager.scheduling.queue.windows import closed_for, place_now
+from resource_manager.scheduling.queue.windows import Outlook, closed_for, place_now, reach_of
 from resource_manager.scheduling.reasons.capacity_grounds import (
     closure_of,
     free_on,
@@ -53,6 +52,10 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
+
+
+_Waiting = tuple[int, Request, int]
+"""Position of a request that waits, and the mask of the nodes that it could use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +144,16 @@ class _Reasons:
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
         self._reservations: Reservations | None = None
-        self._waiting: list[tuple[int, Request]] = []
+        self._outlook = Outlook(cluster, current)
+        self._waiting: list[_Waiting] = []
         """With backfill, the requests passed that wait, in order."""
+        self._rivals: dict[int, list[_Waiting]] = {}
+        """The first of them by the nodes that they could use."""
         self._looked_at = 0
         """How many of them have a reservation, or hold back what they could use."""
         self._reserved: list[Request] = []
-        self._holding: list[tuple[int, Request]] = []
-        """Position and request of those that hold something back."""
+        self._holding: list[_Waiting] = []
+        """Those that hold something back."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._no_capacity: dict[tuple[object, ...], Grounds] = {}
 
@@ -158,6 +164,9 @@ class _Reasons:
         ledger = self._cluster.ledger
         if request.lease_id in self._served or (ledger is not None and stop_of(ledger, request) is not None):
             return
+        usable = self._outlook.usable(request) if self._current.order.backfill else -1
+        if not usable:
+            return  # it never starts, and is ahead of nobody
         if self._ahead is None:
             is_stuck = self._node(request) is None or self._fault(request)
             if is_stuck and allocator.blocks_queue(self._cluster, request, self._current):
@@ -170,7 +179,10 @@ class _Reasons:
         elif self._by_price(entry):
             return
         if self._ahead is not None:
-            self._waiting.append((position, request))
+            self._waiting.append((position, request, usable))
+            rivals = self._rivals.setdefault(usable, [])
+            if len(rivals) < MAX_AHEAD:
+                rivals.append(self._waiting[-1])
 
     def of(self, entry: PendingRequest) -> Grounds:
         asked, entry = entry.request, self._placed(entry)
@@ -236,20 +248,24 @@ class _Reasons:
             shape = (*shape, request.lease_id)
         if not self._cluster.windows:
             return shape
-        return (*shape, self._cluster.runtimes.runtime_of(request), request.preemptible)
+        return (*shape, reach_of(self._cluster, request, self._current.limits.maintenance_guard_s))
 
     def _by_price(self, entry: PendingRequest) -> Grounds | None:
         admission, request = self._current.limits.admission, entry.request
         if admission is None or request.utility is None:
             return None
         members = place_now(self._cluster, request, self._current)
-        if members is None:
-            return None
-        quote = admission.quote(self._cluster, request, members, entry.queued_at, self._current.now)
-        if quote.covered:
-            return None
-        over = PriceNotCovered(quote.utility or 0.0, quote.price or 0.0, members[0].node, len(members) - 1)
-        return Grounds(RefusalKind.PRICE, (over,), request)
+        ways = [members]
+        if members is not None and self._ahead is not None and self._current.order.backfill:
+            ways.append(self._settled().without_delay(request, members))  # another server has its own price
+        for way in ways:
+            if not way:
+                break
+            quote = admission.quote(self._cluster, request, way, entry.queued_at, self._current.now)
+            if not quote.covered:
+                over = PriceNotCovered(quote.utility or 0.0, quote.price or 0.0, way[0].node, len(way) - 1)
+                return Grounds(RefusalKind.PRICE, (over,), request)
+        return None
 
     def _behind(self, request: Request, node: NodeState) -> Grounds:
         why: Fact
@@ -268,34 +284,40 @@ class _Reasons:
 
     def _delay(self, request: Request, node: NodeState) -> Fact:
         """Return why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
-        usable = Prospects.of(self._cluster).usable
-        rivals = (each for each in self._waiting if usable(each[1]) == usable(request))
-        if last := next(islice(rivals, MAX_AHEAD - 1, None), None):
-            return BeyondPass(self._who(*last), MAX_AHEAD)
+        masks = self._outlook.waits_for(request)
+        rivals = sorted((each for mask in masks for each in self._rivals.get(mask, ())), key=itemgetter(0))
+        if len(rivals) >= MAX_AHEAD:
+            return BeyondPass(self._who(*rivals[MAX_AHEAD - 1][:2]), MAX_AHEAD)
+        reservations = self._settled()
+        members = place_now(self._cluster, request, self._current)
+        if members is not None and reservations.without_delay(request, members):
+            return NextPass(first=False)
+        for position, ahead, usable in self._holding:
+            if usable >> node.index & 1:
+                return self._any_time(self._who(position, ahead))
+        delayed = (each[:2] for each in self._waiting if each[2] >> node.index & 1)
+        assert self._ahead is not None
+        is_unknown = False
+        if members is not None and self._cluster.runtimes.runtime_of(request) is None:
+            brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
+            is_unknown = reservations.without_delay(brief, members) is not None
+        return WouldDelay(self._who(*next(delayed, self._ahead)), is_unknown)
+
+    def _settled(self) -> Reservations:
+        """Return the reservations of those passed that wait."""
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._current)
-        for position, ahead in self._waiting[self._looked_at :]:
+        for each in self._waiting[self._looked_at :]:
+            ahead = each[1]
             if self._reservations.is_one_too_many(ahead):
                 continue
             if self._reservations.reserve(ahead) is not None:
                 self._reserved.append(ahead)
             else:
                 self._reservations.hold_back(ahead)
-                self._holding.append((position, ahead))
+                self._holding.append(each)
         self._looked_at = len(self._waiting)
-        members = place_now(self._cluster, request, self._current)
-        if members is not None and self._reservations.without_delay(request, members):
-            return NextPass(first=False)
-        for position, ahead in self._holding:
-            if usable(ahead) >> node.index & 1:
-                return self._any_time(self._who(position, ahead))
-        delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
-        assert self._ahead is not None
-        is_unknown = False
-        if members is not None and self._cluster.runtimes.runtime_of(request) is None:
-            brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
-            is_unknown = self._reservations.without_delay(brief, members) is not None
-        return WouldDelay(self._who(*next(delayed, self._ahead)), is_unknown)
+        return self._reservations
 
     def _any_time(self, who: Ahead) -> MayStartAnyTime:
         """Return why a request ahead has no reservation, so that nothing overtakes it."""

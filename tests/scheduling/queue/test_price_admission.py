@@ -136,7 +136,10 @@ def test_a_request_that_backfill_moves_pays_the_price_of_its_server(clock: Clock
     manager.submit("head", 8, server=0, expected_runtime=HOUR_S)
     moved = {"expected_runtime": 2 * HOUR_S, "target": 4 * HOUR_S}
     # A quarter of a server costs 10 ** (1 / 2) / 4 an hour where half of it is used, and more on the other.
-    assert manager.submit("poor", 2, utility=10.0, **moved)["state"] == "WAITING"  # type: ignore[arg-type]
+    poor = manager.submit("poor", 2, utility=20.0, **moved)  # type: ignore[arg-type]
+    assert poor["state"] == "WAITING"
+    assert poor["reason"].startswith("utility 10 does not exceed the price")
+    assert poor["reason"].endswith("on gpu-server-1")
     rich = manager.submit("rich", 2, utility=1000.0, **moved)  # type: ignore[arg-type]
     assert granted_lease(rich)["server_id"] == 1
 

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, TeamsChanged
+from resource_manager.core.changes import (
+    Drained,
+    Granted,
+    InventoryChanged,
+    MaintenanceChanged,
+    Queued,
+    TeamsChanged,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.maintenance import WEEK_S, Window
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
 from resource_manager.core.server_facts import IsDrained, LeftInventory
@@ -224,3 +232,29 @@ def test_a_request_with_no_place_after_its_victims_is_ahead_like_any_other() -> 
         "behind_queue",
         "2 GPUs are free on b; starting now could delay mine 3hmc (position 1, needs 8)",
     )
+
+
+def test_what_windows_never_let_start_is_named_to_nobody_behind_it() -> None:
+    cluster = ClusterState(nodes("a", 8))
+    window = Window(1, ("a",), 3 * 86_400.0, 3 * 86_400.0 + 60.0, every_s=WEEK_S)
+    cluster.apply(MaintenanceChanged((window,), 0.0))
+    runs = Request("x", 4, expected_runtime_s=3600.0)
+    cluster.apply(Granted(Lease(runs, (Placement("a", (0, 1, 2, 3)),), 1, 0.0), 0.0))
+    current = SchedulingPass(FIRST_FIT, get_order("fifo+backfill"), 9.0)
+    late = Request("late", 4, expected_runtime_s=36_000.0)
+    queue(cluster, Request("never", 8, expected_runtime_s=8 * 86_400.0))
+    assert "no request is ahead" in detail_of(refusals_of(cluster, [late], current)["late"])
+    cluster.apply(*allocator.enqueue(cluster, [Request("waits", 8, expected_runtime_s=60.0)], 5.0))
+    assert "could delay waits" in detail_of(refusals_of(cluster, [late], current)["late"])
+
+
+def test_requests_alike_but_for_their_limits_are_told_of_a_window_each_by_its_own() -> None:
+    cluster = ClusterState(nodes("a", 8))
+    cluster.apply(MaintenanceChanged((Window(1, ("a",), 14_400.0, 18_000.0),), 0.0))
+    hold(cluster, "x", "a", 8)
+    requests = [Request("open", 2), Request("limited", 2, max_runtime_s=1800.0)]
+    found = refusals_of(cluster, requests, SchedulingPass(FIRST_FIT, FIFO, 9.0))
+    assert [found[each.lease_id].kind for each in requests] == [
+        RefusalKind.MAINTENANCE,
+        RefusalKind.NO_CAPACITY,
+    ]
