@@ -78,8 +78,6 @@ def lease_end(
     ledger: TeamLedger | None, request: Request, granted_at: float, now: float, life_s: float
 ) -> float:
     """Return the end of a lease granted or renewed for `life_s` now: at the latest when its job is told."""
-    if ledger is None and request.max_runtime_s is None and request.requeue_after_s is None:
-        return now + life_s
     return min(now + life_s, _told_at(ledger, request, granted_at))
 
 
@@ -108,9 +106,10 @@ def reached(ledger: TeamLedger | None, lease: Lease, now: float) -> str:
 def within_grace(ledger: TeamLedger | None, lease: Lease, now: float) -> list[Renewed]:
     """Return the renewal until the end of its preemption of a lease whose limit would end it before that.
 
-    Its owner was told that end.
+    Its owner was told that end, and has not renewed it since: no limit bounds a renewal after that.
     """
-    if not lease.preempted_by or now >= lease.preempt_until or not _ends_at_limit(ledger, lease):
+    is_bounded = lease.expires_at == _told_at(ledger, lease.request, lease.granted_at)
+    if not (lease.preempted_by and is_bounded) or now >= lease.preempt_until:
         return []
     until = lease.preempt_until
     return [Renewed(lease.lease_id, lease.fencing_token, now, until, lease.checkpoint_at)]

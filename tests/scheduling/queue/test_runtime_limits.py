@@ -120,6 +120,12 @@ def test_a_lease_preempted_for_a_request_has_the_grace_it_was_told_though_its_li
     assert expire(cluster, 1510.0) == ["Expired"]
 
 
+def test_no_limit_extends_a_preemption_that_is_over() -> None:
+    cluster = running(max_runtime_s=600.0, ttl_s=1000.0, placed=False)
+    cluster.apply(Preempting("x", cluster.leases["x"].fencing_token, "mine", 540.0, 480.0))
+    assert expire(cluster, 550.0) == ["Expired"]
+
+
 def test_what_placed_no_job_ends_with_its_preemption_and_what_is_not_renewed_before() -> None:
     cluster = running(max_runtime_s=600.0, ttl_s=1000.0, placed=False)
     assert expire(cluster, 550.0) == ["Renewed", "Preempting"]
@@ -128,6 +134,16 @@ def test_what_placed_no_job_ends_with_its_preemption_and_what_is_not_renewed_bef
     assert expire(cluster, 610.0) == ["Expired"]
     cluster = running(max_runtime_s=600.0, ttl_s=100.0, placed=False)
     assert expire(cluster, 110.0) == ["Expired"]
+
+
+def test_a_lease_whose_owner_falls_silent_after_it_was_told_keeps_its_gpus_for_its_ttl_alone() -> None:
+    cluster = running(max_runtime_s=600.0, preempt_grace_s=300.0, ttl_s=100.0, placed=False)
+    for now in (100.0, 190.0, 280.0):
+        apply(cluster, lease_steps.renew(cluster, "x", now))
+    assert expire(cluster, 310.0) == ["Renewed", "Preempting"]
+    apply(cluster, lease_steps.renew(cluster, "x", 320.0))
+    assert expire(cluster, 419.0) == []
+    assert expire(cluster, 420.0) == ["Expired"]
 
 
 @pytest.mark.parametrize("name", ["max_runtime_s", "requeue_after_s"])
