@@ -15,6 +15,7 @@ from resource_manager.core.announced import along_the_dag, names_announced
 from resource_manager.core.changes import Announced, Change, Expired, Granted, Queued, Released, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
+from resource_manager.scheduling.reasons.lease_ends import began_at
 from resource_manager.scheduling.reasons.runtime_quantiles import MISSED, RuntimeModel, RuntimeQuantiles
 
 LEVELS = (MISSED, 0.5, 1 - MISSED)
@@ -114,7 +115,8 @@ class LagWalk:
         before = {name for each in cluster.announced.values() for name in each.after}
         for lease in cluster.leases.values():
             for name in before.intersection(names_announced(lease.lease_id)):
-                note(name, lease.request, (lease.granted_at,) * 3, now - lease.granted_at)
+                began = began_at(lease)
+                note(name, lease.request, (began,) * 3, now - began)
         for entry in cluster.pending.values():
             for name in before.intersection(names_announced(entry.lease_id)):
                 begun = starts.get(entry.lease_id)

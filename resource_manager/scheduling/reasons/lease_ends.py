@@ -86,7 +86,7 @@ class DrawnEnds:
         for lease in cluster.leases.values():
             name = class_of(lease.request)
             if self._over.get(name, 0) < KEPT_RUNTIMES and not lease.quarantined:  # it may be over long since
-                self._elapsed[name].append(now - lease.granted_at)
+                self._elapsed[name].append(now - began_at(lease))
         self._fixed: list[tuple[float | None, Lease]] = []
         self._ends: list[tuple[list[float], int, int, Lease]] = []
         """Running leases with the quantiles of their ends, and a stride and a begin through the strata."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from resource_manager.core.changes import Announced, Granted, Queued, Released, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.runtimes import RAN
 from resource_manager.scheduling.reasons.announced_arrivals import LagWalk, Times
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
 from tests.builders import nodes
@@ -46,6 +48,14 @@ def test_the_lag_counts_from_the_announcement_or_the_last_end_before_it() -> Non
     cluster.apply(Granted(running, 1000.0))
     cluster.apply(Announced(request("b"), 1000.0, ("a",)))
     assert times(walk, cluster, 1000.0)["b"] == pytest.approx((4660.0,) * 3, rel=0.01)
+
+
+def test_what_a_task_before_it_ran_until_it_was_preempted_counts() -> None:
+    cluster, before = ClusterState(nodes("a")), request("a")
+    ran = replace(before, labels={**before.labels, RAN: "3000"})
+    cluster.apply(Granted(Lease(ran, (Placement("a", (0,)),), 1, 1000.0), 1000.0))
+    cluster.apply(Announced(request("b"), 1000.0, ("a",)))
+    assert times(learnt(*[60.0] * 5), cluster, 1000.0)["b"] == pytest.approx((1660.0,) * 3, rel=0.01)
 
 
 def test_the_start_of_a_pending_task_before_it_counts_and_an_unknown_one_leaves_it_unknown() -> None:
