@@ -80,12 +80,13 @@ def write_backup(
     With `closing`, the reason, the state is closed for every later change, at the very version that the file
     has. Raises `BackupRefusedError`, `StoreError` and `OSError`.
     """
+    known: dict[tuple[str, int], str] = {}
     while True:
         cluster = store.refresh(None)
         if cluster is None:
             raise errors.BackupRefusedError("the store holds no state: there is nothing to back up")
         snapshot, is_final = cluster.snapshot(), closing is not None
-        jobs = _stored_jobs(store, snapshot)
+        jobs = _stored_jobs(store, snapshot, known)
         backup = Backup(snapshot, store.now(), store.incarnation, new_id(), is_final, tuple(tokens), jobs)
         try:
             with replacing(path, 0o600) as file:
@@ -177,13 +178,21 @@ def _owners_of_jobs(snapshot: Snapshot) -> dict[str, str]:
     return {each.lease_id: each.owner for each in requests if has_stored_job(each.labels)}
 
 
-def _stored_jobs(store: Store, snapshot: Snapshot) -> dict[str, str]:
-    names = {job_name(lease_id): lease_id for lease_id in _owners_of_jobs(snapshot)}
+def _stored_jobs(store: Store, snapshot: Snapshot, known: dict[tuple[str, int], str]) -> dict[str, str]:
+    """Return the stored jobs by ids, after reading those that are not `known` by id and number of request.
+
+    A busy store commits while all are read, and what is to be its last version would never be that.
+    """
+    owners = _owners_of_jobs(snapshot)
+    numbers = [(each.lease_id, each.sequence) for each in snapshot.leases]
+    numbers += [(each.lease_id, each.sequence) for each in snapshot.pending]
+    keys = [key for key in numbers if key[0] in owners]
+    names = {job_name(key[0]): key for key in keys if key not in known}
     every = [*names]
-    found: dict[str, str] = {}
     for start in range(0, len(every), JOBS_AT_ONCE):
-        found |= store.jobs.texts(every[start : start + JOBS_AT_ONCE])
-    return {names[name]: text for name, text in found.items()}
+        texts = store.jobs.texts(every[start : start + JOBS_AT_ONCE])
+        known.update((names[name], text) for name, text in texts.items())
+    return {key[0]: known[key] for key in keys if key in known}
 
 
 def _rows_of(backup: Backup) -> list[JobRow]:

@@ -7,7 +7,7 @@ import math
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from resource_manager.core.changes import (
+    Cancelled,
+    Change,
     Drained,
     Expired,
     Granted,
@@ -71,7 +73,7 @@ WAYS = (
 class Instead:
     """The store, with other methods in the place of some for whoever is given this."""
 
-    def __init__(self, store: Store, **methods: Callable[..., object]) -> None:
+    def __init__(self, store: Any, **methods: Any) -> None:
         self._store = store
         vars(self).update(methods)
 
@@ -477,6 +479,36 @@ def test_a_commit_during_a_final_backup_is_part_of_it(tmp_path: Path, opened: Ex
     assert store.refresh(None) is not None
     assert (backup.snapshot.version, store.closed) == (cluster.version + 1, "elsewhere")
     assert [path.name for path in tmp_path.glob("*.json")] == ["state.json"], "no draft is left"
+
+
+def test_a_final_backup_reads_the_stored_job_of_a_request_once_however_many_commits_come(
+    tmp_path: Path, opened: ExitStack
+) -> None:
+    """Reading them all took longer than the time between the renewals of a busy service."""
+    store = opened.enter_context(closing(open_store(f"sqlite:///{tmp_path}/a.db")))
+    started(store)
+    counts: list[int] = []
+
+    def submit(number: int, lease_id: str, *before: Change) -> None:
+        store.jobs.write([JobRow(job_name(lease_id), "ada", f"job {number}", 60.0)])
+        now = store.now()
+        queued = Queued(Request(lease_id, 8, owner="ada", labels=STORED), now, number, now)
+        store.commit(cluster_of(store).version, [*before, queued], now=now)
+
+    def texts(wanted: list[str]) -> dict[str, str]:
+        counts.append(len(wanted))
+        return store.jobs.texts(wanted)
+
+    def a_little_later(version: int, reason: str) -> None:
+        if len(counts) == 1:
+            submit(3, "b", Cancelled("b", store.now()))  # it waits again, with another job
+        store.close_state(version, reason)
+
+    submit(1, "a")
+    submit(2, "b")
+    busy = Instead(store, close_state=a_little_later, jobs=Instead(store.jobs, texts=texts))
+    assert backup_of(busy, tmp_path, "elsewhere").jobs == {"a": "job 1", "b": "job 3"}
+    assert counts == [2, 1]
 
 
 def test_a_file_that_is_no_backup(tmp_path: Path) -> None:
