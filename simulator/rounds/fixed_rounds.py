@@ -20,7 +20,11 @@ MAX_ROUNDS = 2_000_000
 """Rounds after which a replay gives up, nearly four years of minutes."""
 
 MAX_IDLE_ROUNDS = 60
-"""Rounds without a running job and without events to come after which no other job starts."""
+"""Rounds without a running job and without events to come after which no other job starts.
+
+They count once the windows that are open or come next are over. One that comes again is waited for once:
+a job that is longer than the time between two would never end the replay.
+"""
 
 
 def count_round(rounds: int) -> int:
@@ -52,6 +56,7 @@ class FixedRounds:
     def run(self, progress: Progress = no_progress) -> None:
         """Run the jobs to their ends."""
         now, idle, total = 0, 0, len(self.jobs)
+        opens_at: float | None = None
         while (self._arriving or self._active) and idle < MAX_IDLE_ROUNDS:
             begin, now = now, self._next_round(now)
             self._advance(begin, now)
@@ -60,8 +65,11 @@ class FixedRounds:
             if self._active:
                 self._place(now)
                 self.rounds = count_round(self.rounds)
-            waits_for_more = self._arriving or self._external or any(job.servers for job in self._active)
-            idle = 0 if waits_for_more else idle + 1
+            if self._arriving or self._external or any(job.servers for job in self._active):
+                idle, opens_at = 0, None
+            else:
+                opens_at = self.leases.opens_at(now) if opens_at is None else opens_at
+                idle += now >= opens_at
             progress(total - len(self._arriving) - len(self._active), total)
 
     def _next_round(self, now: int) -> int:

@@ -70,6 +70,11 @@ class Leases(ABC):
         """Return what says, of one job of the next round after the other, whether rules let it run."""
         return lambda job: True
 
+    def opens_at(self, now: float) -> float:
+        """Return when the last of the maintenance windows that are open or come next is over; 0 without."""
+        found = (window.occurrence(now) for window in self.cluster.windows)
+        return max((window[1] for window in found if window is not None), default=0.0)
+
     def apply(self, change: Change, now: float) -> None:
         """Apply a change of the servers, unless it is of one that is not there."""
         node = getattr(change, "node", None)

@@ -31,7 +31,7 @@ from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Workload
-from simulator.rounds.fixed_rounds import RESTART_S, ROUND_S, FixedRounds
+from simulator.rounds.fixed_rounds import MAX_IDLE_ROUNDS, RESTART_S, ROUND_S, FixedRounds
 from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
 from simulator.rounds.record import curves, record_of, summarise
 from simulator.rounds.studies import study_workload
@@ -188,11 +188,25 @@ def test_jobs_of_a_team_take_turns_inside_its_limit() -> None:
     assert not any(x.begin < y.end and y.begin < x.end for x in a.spans for y in b.spans)
 
 
-def test_a_job_that_would_cross_a_window_blocks_nobody() -> None:
-    window = MaintenanceChanged((Window(1, ("n",), 600.0, 1200.0),), 0.0)
+@pytest.mark.parametrize("end", [1200.0, 12_000.0])
+def test_a_job_that_would_cross_a_window_blocks_nobody_and_starts_after_it(end: float) -> None:
+    window = MaintenanceChanged((Window(1, ("n",), 600.0, end),), 0.0)
     jobs = team_jobs(("long", "", 3600.0, 3600.0), ("short", "", 120.0, 120.0))
     long, short = run(workload(EventBatch(0, external=[window]), jobs)).jobs
-    assert (long.started_at, short.started_at) == (1200, 60)
+    assert (long.started_at, short.started_at) == (end, 60)
+
+
+def test_the_end_of_each_window_is_waited_for() -> None:
+    window = Window(1, ("n",), 600.0, 1200.0, every_s=9000.0)
+    jobs = team_jobs(("first", "", 7200.0, 3600.0), ("second", "", 8000.0, 8000.0))
+    changed = EventBatch(0, external=[MaintenanceChanged((window,), 0.0)])
+    assert [job.started_at for job in run(workload(changed, jobs)).jobs] == [1200, 10_200]
+
+
+def test_a_job_longer_than_the_time_between_windows_ends_no_replay() -> None:
+    window = MaintenanceChanged((Window(1, ("n",), 600.0, 1200.0, every_s=7200.0),), 0.0)
+    rounds = run(workload(EventBatch(0, external=[window]), team_jobs(("long", "", 9000.0, 9000.0))))
+    assert (rounds.jobs[0].started_at, rounds.rounds) == (None, 1200 / ROUND_S + MAX_IDLE_ROUNDS - 1)
 
 
 def test_a_server_that_leaves_counts_until_its_last_lease_has_ended(tmp_path: Path) -> None:
