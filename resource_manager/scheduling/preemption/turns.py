@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.pending import Kind, kind_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-
-T = TypeVar("T")
 
 MAX_IN_VAIN = 4
 """Maximum number of kinds of requests of one team, searched for in vain, after which it is others' turn."""
@@ -39,7 +37,7 @@ def kinds_in_turn(cluster: ClusterState, kinds: set[Kind], current: SchedulingPa
     }
 
 
-def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
+def _next(each: Sequence[Any], count: int, turn: str) -> Sequence[Any]:
     """Return so many of them, from a place that looks random: whatever the time between passes, all come."""
     if len(each) <= count:
         return each
