@@ -67,7 +67,7 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
 
 
 class Outlook:
-    """Where requests could ever start: not on nodes that windows close for good, coming again; of one pass."""
+    """Where requests could ever start, as windows that come again close some nodes for good; of one pass."""
 
     def __init__(self, cluster: ClusterState, current: SchedulingPass) -> None:
         self._cluster, self._now = cluster, current.now
