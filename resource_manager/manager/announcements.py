@@ -10,6 +10,7 @@ from resource_manager.core.announced import ANNOUNCED_FOR_S, MAX_AFTER, MAX_ANNO
 from resource_manager.core.changes import Announced, Change, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names, check_text
+from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.protocol import Transactions
@@ -47,11 +48,12 @@ class Announcements:
     ) -> bool:
         """Announce the request that a task will make, once those of the lease ids `after` have ended.
 
-        It is no longer announced once the task asks. `copies` of a mapped task, 0 if the number is not known,
-        are announced as one, by the lease id without a map index. Returns whether it is announced: not if its
-        task has asked already, if another owner announced it, nor beyond `MAX_OF_RUN` of an owner's DAG run
-        and `MAX_ANNOUNCED` in all, where the last of the owner with most gives way to another's. What is
-        announced stays as it is. Raises as `submit` does for numbers outside the limits.
+        It ends once the task asks, or is forgotten after a week. Mapped tasks are announced as one, by the
+        lease id without a map index, with their number as `copies` (0: not known yet). Returns whether it is
+        announced now: False if its task has asked already, if another owner announced it, or beyond
+        `MAX_OF_RUN` of an owner's DAG run and `MAX_ANNOUNCED` in all, where the last of the owner with most
+        gives way to another's. What is announced already stays unchanged. Raises as `submit` does for
+        numbers outside the limits.
         """
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
         check_names({"after": after})
@@ -60,22 +62,18 @@ class Announcements:
             raise InvalidRequestError(text, MAX_AFTER, MAX_COPIES, len(after), copies)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            lease_id, known = request.lease_id, cluster.announced
+            lease_id = request.lease_id
+            recent = [each for each in cluster.announced.values() if now - each.at <= ANNOUNCED_FOR_S]
+            old = cluster.announced.keys() - {each.lease_id for each in recent}
+            withdrawn: list[Change] = [Withdrawn(name, now, FORGOTTEN) for name in sorted(old)]
             has_asked = lease_id in cluster.pending or lease_id in cluster.leases
-            recent = [each for each in known.values() if now - each.at <= ANNOUNCED_FOR_S]
-            old = known.keys() - {each.lease_id for each in recent}
-            gone: list[Change] = [Withdrawn(name, now, FORGOTTEN) for name in sorted(old)]
-            mine = [each for each in recent if each.request.owner == request.owner]
-            of_run = sum(run_of(each.lease_id) == run_of(lease_id) for each in mine)
-            if lease_id in known or has_asked or of_run >= MAX_OF_RUN:
-                return gone
-            if len(recent) >= MAX_ANNOUNCED:
-                [(most, count)] = Counter(each.request.owner for each in recent).most_common(1)
-                if count <= len(mine) + 1:
-                    return gone
-                last = max((each for each in recent if each.request.owner == most), key=lambda each: each.at)
-                gone.append(Withdrawn(last.lease_id, now, CROWDED))
-            return [*gone, Announced(request, now, tuple(after), copies)]
+            if has_asked or any(each.lease_id == lease_id for each in recent):
+                return withdrawn
+            crowded_out = _crowded_out(recent, request)
+            if crowded_out is None:
+                return withdrawn
+            withdrawn += [Withdrawn(each.lease_id, now, CROWDED) for each in crowded_out]
+            return [*withdrawn, Announced(request, now, tuple(after), copies)]
 
         def is_announced(cluster: ClusterState, now: float) -> bool:
             known = cluster.announced.get(request.lease_id)
@@ -88,24 +86,37 @@ class Announcements:
     ) -> int:
         """Withdraw the announced demands of these ids, or of a DAG run; return how many there were.
 
-        `run` is what their ids begin with, before `/task`. With an `owner` only theirs.
+        `run` is the part of their ids before `/task`; with an `owner` only that owner's.
         """
         check_text(reason=reason)
         wanted = set(lease_ids)
+        withdrawn: list[Change] = []
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            gone[:] = [
+            withdrawn[:] = [
                 Withdrawn(each.lease_id, now, reason)
                 for each in cluster.announced.values()
-                if (each.lease_id in wanted or run_of(each.lease_id) == (run or None))
+                if (each.lease_id in wanted or (run and run_of(each.lease_id) == run))
                 and owner in (None, each.request.owner)
             ]
-            return [*gone]
+            return [*withdrawn]
 
-        gone: list[Change] = []
         self._commits.run(step, lambda cluster, now: None)
-        return len(gone)
+        return len(withdrawn)
 
     def coming(self) -> list[ComingDemand]:
         """Return the announced demands, the next first, those of unknown time last."""
         return self._queue.read(self._forecasts.coming)
+
+
+def _crowded_out(recent: Sequence[Announced], request: Request) -> list[Announced] | None:
+    """Return the demand that gives way to this request, none if there is space; None if none may."""
+    mine = [each for each in recent if each.request.owner == request.owner]
+    if sum(run_of(each.lease_id) == run_of(request.lease_id) for each in mine) >= MAX_OF_RUN:
+        return None
+    if len(recent) < MAX_ANNOUNCED:
+        return []
+    [(owner, count)] = Counter(each.request.owner for each in recent).most_common(1)
+    if count <= len(mine) + 1:
+        return None
+    return [max((each for each in recent if each.request.owner == owner), key=lambda each: each.at)]

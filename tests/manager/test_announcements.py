@@ -123,11 +123,19 @@ def test_who_announces_most_gives_way_to_others(manager: GPUResourceManager, clo
     assert not announce(manager, "eve0", "r0", owner="ada"), "it is eve's, who came first"
 
 
-def test_what_was_forgotten_goes_with_the_next(manager: GPUResourceManager, clock: Clock) -> None:
-    announce(manager, "old", "r1")
+@pytest.mark.parametrize("task", ["new", "old"])
+def test_what_was_forgotten_goes_with_the_next_which_may_be_the_same(
+    manager: GPUResourceManager, clock: Clock, task: str
+) -> None:
+    announce(manager, "old")
     clock.now += limits.ANNOUNCED_FOR_S + 1
-    announce(manager, "new", "r2")
-    assert names(manager) == ["etl.new"]
+    assert announce(manager, task)
+    assert names(manager) == [f"etl.{task}"]
+    assert [change["change"] for change in manager.history(what="announce")] == [
+        "announced",
+        "withdrawn",
+        "announced",
+    ]
 
 
 def test_without_any_history_the_time_is_unknown_and_it_says_whose(manager: GPUResourceManager) -> None:
