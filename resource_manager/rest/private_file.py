@@ -11,8 +11,8 @@ from pathlib import Path
 
 from resource_manager.errors import SettingsError
 
-WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-READABLE = stat.S_IRGRP | stat.S_IROTH
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 def config_folder() -> Path:
@@ -23,26 +23,29 @@ def config_folder() -> Path:
 def secret_in(path: Path | None) -> str:
     """Return the secret in a file that only this user may read, empty if none is named.
 
-    Raises `SettingsError`, also if there is none in it.
+    Raises `SettingsError`, also if there is no file or none in it.
     """
     if path is None:
         return ""
-    secret = (PrivateFile(path, secret=True).read() or "").strip()
+    text = PrivateFile(path, secret=True).read()
+    if text is None:
+        raise SettingsError(f"{path}: no such file")
+    secret = text.strip()
     if not secret:
         raise SettingsError(f"{path}: there is no secret in it")
     return secret
 
 
 class PrivateFile:
-    """Text file of the user of this process, which others may not change; nor read, if it is `secret`.
+    """Text file of this process's user that others may not change; nor read if it is `secret`.
 
-    Another file in its place would make its author any caller, so its owner must be this user or root (who
-    mounts it in a container, and lets a group of this user read it).
+    Whoever could put another file in its place could act as any caller, so its owner must be this user or
+    root (who mounts it in a container, readable for a group of this user).
     """
 
     def __init__(self, path: Path, *, secret: bool = False) -> None:
         self.path = path
-        self._refused = WRITABLE | READABLE if secret else WRITABLE
+        self._forbidden_mode = OTHERS_WRITE | OTHERS_READ if secret else OTHERS_WRITE
 
     def read(self) -> str | None:
         """Return the text, or None without the file; raises `SettingsError` if others may have written it."""
@@ -58,11 +61,13 @@ class PrivateFile:
                     f"if you trust what is in it, chown it to uid {os.geteuid()}, else remove it"
                 )
             is_own = found.st_uid == os.geteuid()
-            if found.st_mode & (self._refused if is_own else self._refused & ~stat.S_IRGRP):
-                verb = "changed" if found.st_mode & WRITABLE else "read"
+            if found.st_mode & (self._forbidden_mode if is_own else self._forbidden_mode & ~stat.S_IRGRP):
+                verb = "changed" if found.st_mode & OTHERS_WRITE else "read"
+                # this user reads a file of root by its group: its owner alone would lock the service out
+                remedy = "chmod 600" if is_own else "chmod 640 and chgrp it to a group of this user"
                 raise SettingsError(
                     f"{self.path} may be {verb} by others (mode {stat.S_IMODE(found.st_mode):o}): "
-                    "if you trust what is in it, chmod 600, else remove it"
+                    f"if you trust what is in it, {remedy}, else remove it"
                 )
             try:
                 return stream.read()
@@ -89,8 +94,8 @@ class PrivateFile:
             os.close(folder)
 
     def write(self, text: str) -> None:
-        """Replace the file, of a link that which it names, completely or not at all."""
-        from resource_manager.storage.draft_file import replacing  # with which all stores are loaded
+        """Replace the whole file or leave it as it was; of a link, the file that it names."""
+        from resource_manager.storage.draft_file import replacing  # imports all stores
 
         with replacing(self.path.resolve(), 0o600) as file:
             file.write(text)

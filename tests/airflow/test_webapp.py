@@ -207,9 +207,14 @@ def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
     wait_for(lambda: (found := manager.status_of("waits")) is not None and found["state"] == "RUNNING", 15.0)
 
 
-@pytest.mark.parametrize("text", [None, "\n"])
+@pytest.mark.parametrize(("text", "detail"), [(None, "no such file"), ("\n", "there is no secret in it")])
 def test_without_the_secret_for_its_notices_the_service_does_not_begin(
-    client: Client, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+    client: Client,
+    airflow: Airflow,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    text: str | None,
+    detail: str,
 ) -> None:
     """Else what `serve` refuses would send them without a signature, which their receivers must refuse."""
     path = tmp_path / "secret"
@@ -219,7 +224,7 @@ def test_without_the_secret_for_its_notices_the_service_does_not_begin(
     monkeypatch.setenv("GPU_MANAGER_NOTICE_SECRET", str(path))
     airflow.know_ada()
     answer = client.request("GET", "/gpu/api/status")
-    assert (answer.status_code, answer.json()["detail"]) == (503, f"{path}: there is no secret in it")
+    assert (answer.status_code, answer.json()["detail"]) == (503, f"{path}: {detail}")
 
 
 def test_agents_that_wait_for_the_store_leave_airflow_its_threads(client: Client, airflow: Airflow) -> None:

@@ -163,7 +163,7 @@ def test_people_sign_on_at_a_service_that_proves_itself_by_its_secret(
         (b"s3cret", 0o644, "may be read by others"),
         (b"\n", 0o600, "there is no secret in it"),
         (b"\xff\xfes\x003\x00", 0o600, "is not UTF-8 text"),
-        (None, 0, "no secret"),
+        (None, 0, "no such file"),
     ],
 )
 def test_a_secret_that_others_read_or_that_is_not_there_is_one_line(
