@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,6 +69,22 @@ def test_who_is_logged_in_and_mistypes_a_token_may_try_again_on_that_page(
         answer = browser.post("/login", data={"token": token, "csrf_token": csrf})
         assert answer.status_code == status
         page = answer.get_data(as_text=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "destination"),
+    [("/lease?id=a/b&x=%22", "/lease?id=a/b&x=%22"), ("//evil.example", "/"), ("", "/")],
+)
+def test_a_log_in_by_token_leads_to_the_page_that_was_asked_for(
+    service: Service, kept: Persistence, wanted: str, destination: str
+) -> None:
+    browser = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "ada", Role.USER)
+    answer = browser.get("/login", query_string={"next": wanted})
+    for token in ("mistyped", text):
+        fields = re.findall(r'name="next" value="([^"]*)"', answer.get_data(as_text=True))
+        answer = browser.post("/login", data={"token": token, "next": html.unescape("".join(fields))})
+    assert (answer.status_code, answer.headers["Location"]) == (303, destination)
 
 
 def test_wrong_tokens_from_one_browser_shut_nobody_out(service: Service, kept: Persistence) -> None:

@@ -8,7 +8,7 @@ import flask
 
 from resource_manager.rest import auth
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console.pages import routes
+from resource_manager.rest.console.pages import own_page, routes
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
@@ -24,7 +24,7 @@ def login(service: Service, caller: Identity | None) -> Any:
 def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
     csrf = auth.csrf_token(service.secret, caller) if caller else ""
     provider = service.sign_on.settings() if service.sign_on else None
-    destination = flask.request.args.get("next", "")
+    destination = flask.request.values.get("next", "")
     return flask.render_template(
         "login.html",
         service=service,
@@ -45,21 +45,21 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     auth.refuse_other_pages(flask.request)
     address = network_of(flask.request.remote_addr or "?")
     text = flask.request.form.get("token", "").strip()
-    error = "Unknown token."
     try:
         token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
     except auth.ExpiredTokenError as expired:
-        token, error = None, expired.detail
-    else:
-        if token is None:
-            service.limits.count_failure(address)
+        return _log_in_failure(service, caller, expired.detail)
     if token is None:
-        page = _login_page(service, caller, error=error)
-        return flask.Response(page, status=401)
+        service.limits.count_failure(address)
+        return _log_in_failure(service, caller, "Unknown token.")
     if token.server:
         raise ProblemError(403, "an agent's token sends reports only: log in with another")
     authenticator.begin_session(token)
-    return flask.redirect(flask.url_for("gpu.page_servers"), 303)
+    return flask.redirect(own_page(flask.request.form.get("next", "")), 303)
+
+
+def _log_in_failure(service: Service, caller: Identity | None, error: str) -> flask.Response:
+    return flask.Response(_login_page(service, caller, error=error), status=401)
 
 
 @routes.add("POST", "/logout", Role.READER)

@@ -304,6 +304,12 @@ def _side(cluster: ClusterState, now: float, entries: Sequence[QueueEntry]) -> d
     }
 
 
+def own_page(address: str) -> str:
+    """Return the address if it is a path of this service, else that of the console's first page."""
+    is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
+    return address if is_own else flask.url_for("gpu.page_servers")
+
+
 def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:
     may_hold = caller.role >= Role.USER
     csrf = auth.csrf_token(service.secret, caller)

@@ -10,6 +10,7 @@ from pydantic import Field
 from resource_manager.rest.answers import CallerAnswer, DeviceAnswer, Done, LogInAnswer
 from resource_manager.rest.api import routes
 from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.console.pages import own_page
 from resource_manager.rest.console.pages import routes as pages
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
@@ -40,12 +41,6 @@ def _desk(service: Service) -> tuple[SignOnDesk, Provider]:
     if service.sign_on is None:
         raise ProblemError(404, "this service has no sign-on")
     return service.sign_on, service.sign_on.provider(network_of(flask.request.remote_addr or "?"))
-
-
-def own_page(address: str) -> str:
-    """Return the address if it is a path of this service, else that of the console's first page."""
-    is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
-    return address if is_own else flask.url_for("gpu.page_servers")
 
 
 def _redirect_uri() -> str:
