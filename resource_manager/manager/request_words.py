@@ -80,14 +80,15 @@ def runs_by_agent(request: Request) -> bool:
 
 def gpu_word(request: Request, count: int) -> str:
     """Return the noun for the requested GPUs: `A100 or H100`, `GPUs by nvidia`, `GPU with 40GB` or `GPU`."""
-    memory = f" with {request.gpu_memory}" if request.gpu_memory else ""
+    kind = f" by {short(request.vendor)}" if request.vendor else ""
+    kind += f" with {request.gpu_memory}" if request.gpu_memory else ""
     if count != 1:
-        memory += of_island(request)
+        kind += of_island(request)
     if request.gpu_types:
         types = [short(name) for name in request.gpu_types[:MAX_SHOWN]]
         more = ["another type"] if len(request.gpu_types) > MAX_SHOWN else []
-        return " or ".join(types + more) + memory
-    return f"{plural(count, 'GPU')}{f' by {short(request.vendor)}' if request.vendor else ''}{memory}"
+        return " or ".join(types + more) + kind
+    return f"{plural(count, 'GPU')}{kind}"
 
 
 def of_island(request: Request) -> str:

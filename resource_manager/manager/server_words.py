@@ -246,8 +246,7 @@ def server_short_words(fact: ServerShort, request: Request) -> str:
         case ShortageKind.LABELS:
             return f"the request is for servers with {label_words(request)} only"
         case ShortageKind.GPU_TYPE:
-            kind = " ".join(filter(None, (*request.gpu_types, request.vendor, request.gpu_memory)))
-            return f"has no GPU of {kind}{f': {unstated_words()}' if shortage.name == UNSTATED else ''}"
+            return f"has no {gpu_word(request, 1)}{f': {unstated_words()}' if name == UNSTATED else ''}"
         case ShortageKind.GPUS if ever and fact.of_mig:
             return f"{ONE_MIG_DEVICE}; it has {has} other {plural(has, 'GPU')}, {wants} requested"
         case ShortageKind.GPUS if ever:

@@ -83,7 +83,7 @@ def test_a_refusal_for_unstated_memory_says_what_to_state() -> None:
         refused = manager.allocate("t", 1, gpu_memory="80GB")
         assert str(refused) == f"no server has a GPU with 80GB: the memory of the GPUs of a {unstated}"
         [server] = manager.explain("t", 1, gpu_memory="80GB")["servers"]
-        assert server["reasons"] == [f"has no GPU of 80GB: the memory of the GPUs {unstated}"]
+        assert server["reasons"] == [f"has no GPU with 80GB: the memory of the GPUs {unstated}"]
         other = manager.allocate("t", 1, gpu_memory="80GB", gpu_types=["H100"])
         assert str(other) == "no server has an H100 with 80GB: the nearest is X"
 

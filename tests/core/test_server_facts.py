@@ -100,6 +100,7 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
         (Request("t", 1, gpu_types=("v100",)), "no server has a v100: did you mean V100?"),
         (Request("t", 1, gpu_types=("A10O",)), "no server has an A10O: the nearest is A100 or V100"),
         (Request("t", 1, vendor="amd"), "no server has a GPU by amd"),
+        (Request("t", 1, gpu_types=("A100",), vendor="amd"), "no server has an A100 by amd"),
         (Request("t", 9), "no server could ever satisfy 9 GPUs: the largest, s2, has 8"),
         (
             Request("t", 1, resources={"ram": 5}),

@@ -50,7 +50,7 @@ def test_explain_names_servers_of_the_types_on_which_a_job_may_be_placed() -> No
         answer = manager.explain("t", 1, team="va", preemptible=False)
     assert (answer["would_be_granted"], answer["server_name"]) == (True, "a")
     assert {each["server_name"]: each["fits"] for each in answer["servers"]} == {"h": False, "a": True}
-    assert answer["servers"][0]["reasons"] == ["has no GPU of A100"]
+    assert answer["servers"][0]["reasons"] == ["has no A100"]
 
 
 def test_a_higher_limit_starts_what_waits_for_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,9 +154,23 @@ def test_all_reasons_of_a_server_are_named_at_once() -> None:
     assert reasons_of(answer.reasons, asked) == [
         "drained: new fan",
         "the request is for b only",
-        "has no GPU of A100",
+        "has no A100",
         "has 8 CPUs in total, 9 requested",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ({"gpu_types": ("A100", "H100"), "gpu_memory": "40GB"}, "has no A100 or H100 with 40GB"),
+        ({"gpu_types": ("V100",), "vendor": "amd"}, "has no V100 by amd"),
+        ({"gpu_types": tuple("abcde")}, "has no a or b or c or another type"),
+    ],
+)
+def test_a_server_lacks_the_gpus_that_the_refusal_names(kind: dict[str, Any], words: str) -> None:
+    cluster = ClusterState([Node("s", 0, {"cpus": 8}, (Gpu(0, "V100", vendor="nvidia"),))])
+    request = Request("t", 1, **kind)
+    assert reasons_of(verdict(cluster.by_name["s"], request).reasons, request) == [words]
 
 
 def test_a_failed_and_a_retired_server_say_so() -> None:
