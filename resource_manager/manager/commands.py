@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 
 from resource_manager import errors
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Outcome, Released
@@ -13,7 +14,7 @@ from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.core.names import name_of, short
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import NO_END, reported_end
-from resource_manager.manager.commit.asking import Step, checked_by, with_by
+from resource_manager.manager.commit.asking import Step, asked_by, asking, checked_by, with_by
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.results import Allocation, Recorded, ReleaseResult, Renewal
@@ -297,8 +298,11 @@ class Commands:
 
     def _is_renewed(self, renewal: Renewal, owner: str | None) -> bool:
         token, saved_at = renewal["fencing_token"], renewal.get("checkpoint_at")
+        who = asking()
+        is_named = bool(self._commits.by if who is None else who.by)
         try:
-            self.renew(renewal["task_id"], fencing_token=token, owner=owner, checkpoint_at=saved_at)
+            with nullcontext() if is_named else asked_by(renewal.get("by", "")):
+                self.renew(renewal["task_id"], fencing_token=token, owner=owner, checkpoint_at=saved_at)
         except (errors.LeaseNotFoundError, errors.OtherOwnerError):
             return False
         return True

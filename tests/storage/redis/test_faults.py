@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -38,7 +39,9 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import Renewal
 from resource_manager.settings import Settings
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
@@ -347,6 +350,24 @@ def test_a_change_of_a_newer_version_grants_nothing(url: str, embedded_redis: Re
         with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'teleported': upgrade"):
             step()
     assert redis.hlen(keys.key("leases")) == 0
+
+
+@pytest.mark.parametrize(("caller", "by"), [("", "airflow:etl"), ("ada", "ada")])
+def test_renewals_on_a_state_of_a_newer_version_say_who_asked(
+    caller: str, by: str, url: str, embedded_redis: RedisServer
+) -> None:
+    store, redis, keys = opened(url), embedded_redis.client(), RedisClient.from_url(url)
+    add(store, started(store), "a")
+    manager = GPUResourceManager(Settings(store="memory://"), store=store)
+    [lease] = manager.leases()
+    text = '{"change":"teleported","lease_id":"t","at":1.0}'
+    redis.xadd(keys.key("changes"), {"c": text, "i": "x"}, id=f"{manager.history()[-1]['version'] + 1}-0")
+    redis.hincrby(keys.key("meta"), "version", 1)
+    with asked_by(caller):
+        renewal: Renewal = {"task_id": "a", "fencing_token": lease["fencing_token"], "by": "airflow:etl"}
+        assert manager.renew_all([renewal]) == [True]
+    [(_, stored)] = redis.xrevrange(keys.key("changes"), count=1)
+    assert json.loads(stored[b"c"])["by"] == by
 
 
 def test_a_newcomer_refuses_a_state_that_changes_of_a_newer_version_led_to(
