@@ -138,6 +138,15 @@ def test_a_log_line_stays_one_line(name: str) -> None:
     assert json.loads(formatted(logs.JsonFormatter(), "released %s", name))["message"] == f"released {name}"
 
 
+@pytest.mark.parametrize("name", hostile.UNPRINTABLE)
+def test_an_exception_adds_printable_lines_only(name: str) -> None:
+    error = ValueError(name)
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed", (), (type(error), error, None))
+    lines = logs.TextFormatter().format(record).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[1].startswith("ValueError: ")
+
+
 def test_a_path_cannot_forge_a_log_line(open_client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         open_client.get("/x%0d%0a2026-01-01 INFO released%1b[2J", headers={"User-Agent": "a\tb"})

@@ -35,10 +35,15 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = "".join(
-            character if character.isprintable() else ascii(character)[1:-1] for character in record.message
-        )
+        record.message = _printable(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(_printable, super().formatException(ei).split("\n")))
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def configure(style: str, level: str) -> None:
