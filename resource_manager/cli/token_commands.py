@@ -92,6 +92,10 @@ def _print_issued(store: TokenStore, text: str, as_json: bool) -> None:
     print_json({**_shown(made), "token": text})
 
 
+def _no_token(token_id: str) -> Failure:
+    return Failure(f"there is no token {token_id!r}: gpu-manager token list shows the ids", REFUSED)
+
+
 def _shown(item: Token) -> dict[str, Any]:
     """Return what may be seen of a token: all but the hash of its secret."""
     return {name: value for name, value in asdict(item).items() if name != "digest"}
@@ -119,7 +123,7 @@ def token_rotate(
     """Create a token with the rights of TOKEN_ID, which ends: at once, or after --overlap."""
     store = token_store(target, tokens_file)
     if token_id not in store.read():
-        raise Failure(f"there is no token {token_id!r}: gpu-manager token list shows the ids", REFUSED)
+        raise _no_token(token_id)
     text = tokens.rotate(store, token_id, expires_s=expires_s, overlap_s=overlap_s or 0.0)
     _print_issued(store, text, as_json)
 
@@ -168,5 +172,5 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
 def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
     """Revoke a token by its id."""
     if not token_store(target, tokens_file).delete(token_id):
-        raise Failure(f"there is no token {token_id!r}", REFUSED)
+        raise _no_token(token_id)
     print_json({"success": True}) if as_json else click.echo(f"{token_id}: revoked")

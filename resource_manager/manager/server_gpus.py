@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -45,8 +46,8 @@ def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
 def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> list[Change]:
     """Return the changes that give a server these GPUs in place of its own.
 
-    Raises `ServerInUseError` while it has leases, `InvalidRequestError` for a number or UUID that is there
-    twice, also on another server.
+    Raises `UnknownNodeError` for a server that left the inventory, `ServerInUseError` while it has leases,
+    and `InvalidRequestError` for a number or UUID that is there twice, also on another server.
     """
     state = cluster.node(name)
     if state.retired:
@@ -57,10 +58,9 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
         gpu.uuid for other in cluster.nodes if other is not state for gpu in other.node.gpus if gpu.uuid
     }
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
-    if len({gpu.gpu_id for gpu in gpus}) != len(gpus):
-        raise InvalidRequestError("{gpus}: a GPU number is there twice")
-    if len(set(uuids)) != len(uuids):
-        raise InvalidRequestError("{gpus}: a UUID is there twice")
+    for noun, values in (("GPU number", [gpu.gpu_id for gpu in gpus]), ("UUID", uuids)):
+        if repeated := [value for value, count in Counter(values).items() if count > 1]:
+            raise InvalidRequestError("{gpus}: {} {} is there twice", noun, repeated[0])
     if taken := others.intersection(uuids):
         raise InvalidRequestError("{gpus}: {} belongs to another server of the inventory", min(taken))
     nodes = (

@@ -126,11 +126,12 @@ def test_an_end_that_is_no_duration_makes_no_token(end: str, tokens_file: Path) 
     assert not tokens_file.exists()
 
 
-def test_rotating_an_unknown_token_changes_nothing(tokens_file: Path) -> None:
+@pytest.mark.parametrize("command", ["rotate", "revoke"])
+def test_a_command_for_an_unknown_token_changes_nothing(command: str, tokens_file: Path) -> None:
     made = json.loads(invoke(tokens_file, "create", "ada", "--json").stdout)
     before = tokens_file.read_text()
-    refused = invoke(tokens_file, "rotate", "abc")
+    refused = invoke(tokens_file, command, "abc")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "there is no token 'abc'" in refused.stderr
+    assert "there is no token 'abc': gpu-manager token list shows the ids" in refused.stderr
     assert tokens_file.read_text() == before
     assert made["token_id"] in before
