@@ -226,7 +226,7 @@ def renew(target: Target, name: str, fencing_token: int | None, for_s: float | N
 @click.option("--dry-run", is_flag=True, help="Show for whom it would be taken; change nothing.")
 @on_target
 def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
-    """Take a lease for a pending request: its job saves what it did, then waits again."""
+    """Take a lease for a pending request: its job saves what it did, then its request waits again."""
     lease = _lease_named(target, name)
     for_id = target.manager.named(preemptor, pending=True)["task_id"] if preemptor else ""
     taken = target.manager.preempt(

@@ -93,9 +93,9 @@ class Authenticator(Protocol):
     """True if the console has a log-in page."""
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        """Return the caller; `fresh` allows a read of the token store for an unknown token.
+        """Return the caller; `fresh` allows a read of the token store for an unknown bearer token.
 
-        Raises `ExpiredTokenError`.
+        A cookie, which this service signed, always allows one. Raises `ExpiredTokenError`.
         """
         ...
 
@@ -105,7 +105,7 @@ class OpenAuthenticator:
 
     A page of another site cannot use it: the Host must be this machine's (against DNS rebinding), and an
     Origin, if there is one, must be the service itself. Once there are `tokens` it refuses everybody:
-    who made one believes that callers need one.
+    whoever made one expects that callers need one.
     """
 
     login = False

@@ -1,4 +1,4 @@
-"""Requests that are held until leases change: they wait in the thread that follows the store, in no other.
+"""Requests that wait without a thread of their own: the one that follows the store resumes those that are due.
 
 A server that can hold a request offers `PARK`. The request is carried out once, which admits its caller and
 holds it; that answer is thrown away, and once it is resumed the request is carried out again.
@@ -49,7 +49,7 @@ class _Held:
 
 
 class HeldRequests:
-    """Requests that wait for a change of the state; thread-safe."""
+    """Requests that wait until they are due; thread-safe."""
 
     def __init__(self, watch: StateFollower) -> None:
         self._watch = watch

@@ -47,7 +47,7 @@ class MemorySessions:
 
 
 class SessionFile:
-    """`SessionStore` in a JSON file beside the tokens, for services that share them without a Redis."""
+    """`SessionStore` in a JSON file beside the tokens, for services that share the file of tokens."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._file = PrivateFile(path, secret=True)

@@ -176,7 +176,7 @@ def renew_all(service: Service, caller: Identity, body: RenewBatchBody) -> Renew
 
 @routes.add("POST", "/api/preempt", Role.OPERATOR, failures=(404, 409), tag="leases")
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
-    """Preempt a lease for a pending request: its job has its grace to save what it did, then waits again."""
+    """Preempt a lease for a pending request: its job has its grace to save, then its request waits again."""
     lease_id, token = _meant(
         service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
     )

@@ -141,7 +141,7 @@ class Metrics:
         """Count the requests that are held."""
         Gauge(
             "gpu_manager_http_held_requests",
-            "Requests that are held until leases change.",
+            "Requests that wait until they are due.",
             registry=self.registry,
         ).set_function(lambda: len(requests))
 
