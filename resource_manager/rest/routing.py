@@ -56,7 +56,7 @@ class Route:
     answer: Any
     """Type of what the handler returns; None if it says no more than Any."""
     takes_key: bool
-    """Whether an idempotency key counts: a repeat of the others does no more than the first call did."""
+    """True if the route takes an idempotency key; repeats of the others change nothing more."""
     failures: tuple[int, ...] = ()
     tag: str = "service"
     max_bytes: int | None = None
@@ -153,21 +153,20 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         arguments = dict(path)
         if route.query is not None:
             arguments["query"] = _query(route.query)
+        once = None
         if route.body is not None:
             raw = raw_body()
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
-            once = None
             if route.takes_key:
                 once = arguments["once"] = _once(identity, raw)
-            response = _respond(route.handler(service, identity, **arguments))
-            if once is not None and once.repeated:
-                response.headers["Idempotent-Replay"] = "true"
-            return response
-        return _respond(route.handler(service, identity, **arguments))
+        response = _respond(route.handler(service, identity, **arguments))
+        if once is not None and once.repeated:
+            response.headers["Idempotent-Replay"] = "true"
+        return response
 
     @functools.wraps(route.handler)
     def view(**path: Any) -> flask.Response:
-        try:
+        try:  # pages answer their errors as pages
             return answer(**path)
         except Exception as error:
             if not route.page:
@@ -194,21 +193,22 @@ def _error_page(problem: ProblemError) -> flask.Response:
 
 
 def unknown_path(error: HTTPException) -> flask.Response:
-    """Return a page that leads back if a browser asks for what there is none of, else a problem document."""
+    """Answer an unknown path: a browser gets a page with the menu, a program a problem document."""
     problem = problems.from_http(error)
     if flask.request.accept_mimetypes.best_match(("application/json", "text/html")) != "text/html":
         return problem.response()
     try:
         admit(current_service(), None)  # who is logged in finds the menu there
-    except ProblemError as refused:
-        problem = refused
+    except ProblemError as error_of_caller:
+        problem = error_of_caller
     return _error_page(problem)
 
 
 def admit(service: Service, role: Role | None) -> Identity | None:
     """Count the call against the caller's limit and return the caller, None if unknown on an open route.
 
-    Too many wrong tokens shut out wrong tokens of that address only: others behind it go on.
+    Too many wrong tokens shut out wrong tokens of that address only: others behind it go on. Sets
+    `flask.g.identity`, `is_named` and `counted_as`.
     """
     request = flask.request
     address = network_of(request.remote_addr or "?")

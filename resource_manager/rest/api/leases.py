@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import flask
@@ -29,6 +30,7 @@ from resource_manager.rest.schemas import (
     AnnounceBody,
     BatchBody,
     CancelBody,
+    LeaseBody,
     PlaceBody,
     PreemptBody,
     ReleaseBody,
@@ -57,8 +59,7 @@ def allocate_batch(
     service: Service, caller: Identity, body: BatchBody, once: Once | None = None
 ) -> BatchAnswer:
     """Grant several requests, each on its own; each counts for the limit of calls."""
-    if len(body.requests) > 1:
-        service.limits.count(flask.g.counted_as, len(body.requests) - 1)
+    _count_items(service, body.requests)
     requests: list[AllocateBody] = []
     for number, item in enumerate(body.requests):
         try:
@@ -106,10 +107,8 @@ def withdraw(service: Service, caller: Identity, body: WithdrawBody) -> Withdraw
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
     """End a lease; of another owner as operator only."""
     owner, outcome = owner_required(caller), body.outcome
-    lease_id, token = _meant(
-        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
-    )
-    once = _needed(once, body.fencing_token)
+    lease_id, token = _lease_named(service, caller, body)
+    once = _key_unless_token(once, body.fencing_token)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
     if body.ranks is None or body.fencing_token is None:
@@ -152,24 +151,21 @@ def place(service: Service, caller: Identity, body: PlaceBody) -> Allocation:
 @routes.add("POST", "/api/renew", Role.USER, failures=(404, 409), tag="leases")
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
     """Renew a lease: its TTL starts again now."""
-    lease_id, token = _meant(
-        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
-    )
+    lease_id, token = _lease_named(service, caller, body)
     return service.manager.renew(
         lease_id,
         fencing_token=token,
         owner=owner_required(caller),
         checkpoint_at=body.checkpoint_at,
         for_s=body.for_s,
-        once=_needed(once, body.fencing_token),
+        once=_key_unless_token(once, body.fencing_token),
     )
 
 
 @routes.add("POST", "/api/renew/batch", Role.USER, tag="leases")
 def renew_all(service: Service, caller: Identity, body: RenewBatchBody) -> RenewBatchAnswer:
     """Renew several leases in one commit; each counts for the limit of calls."""
-    if len(body.renewals) > 1:
-        service.limits.count(flask.g.counted_as, len(body.renewals) - 1)
+    _count_items(service, body.renewals)
     renewals = [cast("Renewal", each.model_dump()) for each in body.renewals]
     return {"renewed": service.manager.renew_all(renewals, owner=owner_required(caller))}
 
@@ -177,11 +173,9 @@ def renew_all(service: Service, caller: Identity, body: RenewBatchBody) -> Renew
 @routes.add("POST", "/api/preempt", Role.OPERATOR, failures=(404, 409), tag="leases")
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
     """Preempt a lease for a pending request: its job has its grace to save, then its request waits again."""
-    lease_id, token = _meant(
-        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
-    )
+    lease_id, token = _lease_named(service, caller, body)
     is_exact = body.exact or not body.preemptor
-    preemptor = _meant(service, caller, body.preemptor, None, pending=True, exact=is_exact)[0]
+    preemptor = _id_of(service, caller, body.preemptor, None, pending=True, exact=is_exact)[0]
     return service.manager.preempt(
         lease_id, preemptor=preemptor, fencing_token=token, dry_run=body.dry_run, once=once
     )
@@ -190,7 +184,7 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
 @routes.add("POST", "/api/cancel", Role.USER, failures=(404, 409), tag="queue")
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
     """Remove a pending request from the queue."""
-    lease_id, sequence = _meant(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)
+    lease_id, sequence = _id_of(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)
     is_cancelled = service.manager.cancel(
         lease_id,
         owner=owner_required(caller),
@@ -203,13 +197,23 @@ def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | No
     return {"success": True, "task_id": lease_id}
 
 
-def _meant(
+def _count_items(service: Service, items: Sequence[object]) -> None:
+    """Count each item of a batch as a call; its first one is counted as the call itself."""
+    if len(items) > 1:
+        service.limits.count(flask.g.counted_as, len(items) - 1)
+
+
+def _lease_named(service: Service, caller: Identity, body: LeaseBody) -> tuple[str, int | None]:
+    return _id_of(service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+
+
+def _id_of(
     service: Service, caller: Identity, name: str, number: int | None, *, pending: bool, exact: bool
 ) -> tuple[str, int | None]:
     """Return the full lease id of that name, with the fencing token of a lease or the sequence in the queue.
 
-    `number` is the caller's own, with which the name is a full id, and so it is where nothing has that name:
-    what is repeated may be over.
+    With `number`, the caller's own, the name is a full id. So it is where nothing has that name: a repeated
+    call comes after the end.
     """
     if exact or number is not None:
         return name, number
@@ -221,6 +225,6 @@ def _meant(
     return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence
 
 
-def _needed(once: Once | None, fencing_token: int | None) -> Once | None:
+def _key_unless_token(once: Once | None, fencing_token: int | None) -> Once | None:
     """Return the idempotency key unless a fencing token is given, with which no repeat acts twice."""
     return once if fencing_token is None else None
