@@ -42,6 +42,11 @@ class RecoveryWindow:
     clock_jump_s: float = 0.0
 
 
+def window_left(window_s: float, left_s: float, clock_jump_s: float) -> RecoveryWindow:
+    """Return the recovery window of `window_s` that ends in `left_s`."""
+    return RecoveryWindow(max(window_s - left_s, 0.0), left_s, clock_jump_s)
+
+
 @fact
 class Misconfigured:
     """Somebody has to set the cluster, or this process, right, as the text of the edge says."""

@@ -12,7 +12,7 @@ from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import RUNS_JOBS, STORED, Lease, Request
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.refusal import Grounds, RefusalKind, recovering, window_left
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.protocol import Transactions
@@ -239,7 +239,8 @@ class Grants:
             results = [lock_busy(error.waited_s)] * len(requests)
         except errors.StateUnconfirmedError as error:
             unconfirmed = error
-            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
+            window_s = self._commits.peek_replica(lambda cluster, now: cluster.settings.confirmation_window_s)
+            window = window_left(window_s, unconfirmed.remaining_s, unconfirmed.clock_jump_s)
             results = [refusal_of(recovering(window))] * len(requests)
         answers: list[T | Refusal | None] = []
         for result in results:
@@ -285,9 +286,3 @@ def _next_part(requests: Sequence[Request], start: int) -> list[Request]:
             break
         part.append(request)
     return part
-
-
-def _window_of(cluster: ClusterState, error: errors.StateUnconfirmedError) -> RecoveryWindow:
-    left_s = error.remaining_s
-    began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
-    return RecoveryWindow(began_ago_s, left_s, error.clock_jump_s)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from resource_manager.core.changes import Change, Renewed
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.refusal import RecoveryWindow
+from resource_manager.core.refusal import RecoveryWindow, window_left
 from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
 from resource_manager.storage.clock import JUMP_S, ClockJump, ServerClock, boot_id, since_boot
@@ -63,8 +63,8 @@ class Recovery:
         left_s = self.remaining_s(now)
         if left_s <= 0:
             return None
-        began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
-        return RecoveryWindow(began_ago_s, left_s, self._store.suspension.clock_jump_s or self._clock_jump_s)
+        jump_s = self._store.suspension.clock_jump_s or self._clock_jump_s
+        return window_left(cluster.settings.confirmation_window_s, left_s, jump_s)
 
     def begin(self, error: StateUnconfirmedError) -> None:
         """Suspend grants for as long as the refusal says; raise it if they are suspended already."""
