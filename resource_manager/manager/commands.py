@@ -59,7 +59,7 @@ class Commands:
         changes, on the state after the release.
         """
         end = _job_end(job_end, reason)
-        check_text(reason=reason)
+        check_text(outcome=outcome, reason=reason)
         if result is not None and fencing_token is None:
             raise errors.InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
         return self._release(
@@ -75,7 +75,6 @@ class Commands:
                 reason=reason,
                 failed_nodes=failed_nodes,
             ),
-            outcome,
             once,
             has_token=fencing_token is not None,
             jobs=self._rows_of_end(lease_id, fencing_token, end, result, outcome, reason),
@@ -108,14 +107,12 @@ class Commands:
         self,
         lease_id: str,
         decide: Step,
-        outcome: str,
         once: Once | None,
         *,
         has_token: bool,
         jobs: Sequence[JobRow] = (),
         also: Step | None = None,
     ) -> ReleaseResult:
-        check_text(outcome=outcome)
         is_over = True
         lease: Lease | None = None
 
@@ -177,7 +174,7 @@ class Commands:
         the last ones of a remainder, end it as `release` does.
         """
         end = _job_end(job_end, reason)
-        check_text(reason=reason)
+        check_text(outcome=outcome, reason=reason)
         as_gone = JobEnd.GONE if end is JobEnd.ENDED else end  # without these members the gang has no end
         return self._release(
             lease_id,
@@ -192,7 +189,6 @@ class Commands:
                 job_end=end,
                 reason=reason,
             ),
-            outcome,
             once,
             has_token=True,
             jobs=self._rows_of_end(lease_id, fencing_token, as_gone, None, outcome, reason),
