@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import SimulationError
 from simulator.serverless.config import ClusterConfig
-from simulator.serverless.errors import ActionError, EpisodeOverError, MemoryAllocationError
+from simulator.serverless.errors import ActionError, MemoryAllocationError
 from simulator.serverless.observation import Array, Observer
 from simulator.serverless.raw_env import EnvLog, RawEnv
 from simulator.serverless.template import WorkflowTemplate
@@ -82,8 +82,6 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
 
     def step(self, action: NDArray[np.int64]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """Place the current function; raise `ActionError` or `EpisodeOverError`, and then change nothing."""
-        if self.raw.current_function is None:
-            raise EpisodeOverError("no function to place: the episode is over, call reset()")
         position, choice = self._checked(action)
         before, active = self.raw.now, self.raw.active_workflow_count
         log = self.raw.step_at(position, self.memory_choices[choice])
