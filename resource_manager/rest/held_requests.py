@@ -1,4 +1,4 @@
-"""Requests that wait without a thread of their own: the one that follows the store resumes those that are due.
+"""Requests that wait without a thread of their own: the follower of the store resumes those that are due.
 
 A server that can hold a request offers `PARK`. The request is carried out once, which admits its caller and
 holds it; that answer is thrown away, and once it is resumed the request is carried out again.

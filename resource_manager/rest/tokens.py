@@ -1,4 +1,4 @@
-"""Bearer tokens of the standalone service; only their hashes are stored: in a file, in Redis or in a database."""
+"""Bearer tokens of the standalone service; only hashes are stored: in a file, in Redis or in a database."""
 
 from __future__ import annotations
 

@@ -99,7 +99,10 @@ def test_a_closed_gpu_stays_closed_under_another_number() -> None:
     ("gpus", "line"),
     [
         ([Gpu(0, uuid="GPU-x"), Gpu(0, uuid="GPU-y")], "gpus: GPU number 0 is there twice"),
-        ([Gpu(0, uuid="GPU-y"), Gpu(1, uuid="GPU-x"), Gpu(2, uuid="GPU-x")], "gpus: UUID GPU-x is there twice"),
+        (
+            [Gpu(0, uuid="GPU-y"), Gpu(1, uuid="GPU-x"), Gpu(2, uuid="GPU-x")],
+            "gpus: UUID GPU-x is there twice",
+        ),
         ([Gpu(0, uuid="GPU-b")], "gpus: GPU-b belongs to another server of the inventory"),
     ],
 )

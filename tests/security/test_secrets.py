@@ -176,7 +176,7 @@ def test_a_secret_of_root_may_be_read_by_a_group(tmp_path: Path, as_another_user
     as_another_user()
     assert secret_in(path) == "s3cret"
     path.chmod(0o444)
-    with pytest.raises(ResourceManagerError, match="may be read by others .* chmod 640 and chgrp"):
+    with pytest.raises(ResourceManagerError, match=r"may be read by others .* chmod 640 and chgrp"):
         secret_in(path)
 
 

@@ -366,8 +366,8 @@ def test_renewals_on_a_state_of_a_newer_version_say_who_asked(
     with asked_by(caller):
         renewal: Renewal = {"task_id": "a", "fencing_token": lease["fencing_token"], "by": "airflow:etl"}
         assert manager.renew_all([renewal]) == [True]
-    [(_, stored)] = redis.xrevrange(keys.key("changes"), count=1)
-    assert json.loads(stored[b"c"])["by"] == by
+    last: Any = redis.xrevrange(keys.key("changes"), count=1)
+    assert json.loads(last[0][1][b"c"])["by"] == by
 
 
 def test_a_newcomer_refuses_a_state_that_changes_of_a_newer_version_led_to(
