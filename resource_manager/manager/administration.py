@@ -39,7 +39,8 @@ from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.opening import StatedCluster
 from resource_manager.manager.requests import gpu_number, server_name
 from resource_manager.manager.results import SlurmJob
-from resource_manager.manager.server_gpus import adoption, server_detail
+from resource_manager.manager.server_gpus import adoption
+from resource_manager.manager.server_views import server_detail
 from resource_manager.scheduling import allocator
 from resource_manager.storage import Store
 from resource_manager.storage.backup import in_utc

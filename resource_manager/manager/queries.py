@@ -43,7 +43,7 @@ from resource_manager.manager.results import (
     Submission,
     Summary,
 )
-from resource_manager.manager.server_gpus import server_detail
+from resource_manager.manager.server_views import server_detail
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure

@@ -1,4 +1,4 @@
-"""GPUs of one server in the inventory: their description for callers, and their replacement by a new list."""
+"""GPUs of a server in the inventory replaced by a new list, with what is known of them."""
 
 from __future__ import annotations
 
@@ -8,43 +8,17 @@ from dataclasses import replace
 
 from resource_manager.core.changes import Change, GpuClosed
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import name_of
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.search import newcomer
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
-from resource_manager.manager import serializers, server_views
-from resource_manager.manager.cluster_results import InventoryGpu, ServerDetail
 from resource_manager.manager.wording import bounded, gpus_in_words
 
 
-def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
-    """Return a server of the summary, with its GPUs and the leases on each."""
-    state = cluster.node(name)
-    gpus: list[InventoryGpu] = [
-        {
-            "gpu_id": gpu.gpu_id,
-            "uuid": gpu.uuid,
-            "type": gpu.gpu_type,
-            "vendor": gpu.vendor,
-            "memory_mib": gpu.memory_mib,
-            "free_milli": state.gpu_free[gpu.gpu_id],
-            "task_ids": [lease.lease_id for lease in leases_on(state, gpu.gpu_id)],
-        }
-        for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
-    ]
-    return {
-        **server_views.server(state),
-        "gpus": gpus,
-        "confine": serializers.confine_of(cluster, state.node),
-        "writable": serializers.writable_of(cluster, state.node),
-    }
-
-
 def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> list[Change]:
-    """Return the changes that give a server these GPUs in place of its own.
+    """Return the changes that replace a server's GPUs by these.
 
     Raises `UnknownNodeError` for a server that left the inventory, `ServerInUseError` while it has leases,
     and `InvalidRequestError` for a number or UUID that is there twice, also on another server.
@@ -84,33 +58,34 @@ def _islands(state: NodeState, gpus: Sequence[Gpu]) -> tuple[tuple[int, ...], ..
 def replacement(
     cluster: ClusterState, nodes: tuple[Node, ...], now: float, lines: Sequence[str], *, adopted: str = ""
 ) -> list[Change]:
-    """Return the change of the inventory, and the closures in it of servers and of GPUs with other numbers.
+    """Return the change of the inventory, closures of new servers that must be searched first, and of GPUs.
 
-    `lines` say what differs.
+    The closures of GPUs follow them to another server, number or UUID. `lines` describe the difference.
     """
     changed = inventory_changed(cluster.inventory, nodes, now)
     return [
         replace(changed, adopted=adopted, lines=bounded(lines)),
         *(
-            unknown
+            closure
             for node in nodes
             if node.name not in cluster.by_name
-            and (unknown := newcomer(node.name, now, cluster.absent_drained)) is not None
+            and (closure := newcomer(node.name, now, cluster.absent_drained)) is not None
         ),
         *_closures(cluster, nodes, now),
     ]
 
 
 def _closures(cluster: ClusterState, nodes: Sequence[Node], now: float) -> Iterator[GpuClosed]:
-    """Yield the closures of GPUs that get another number, server or UUID in what is known of them.
+    """Yield the closures of GPUs whose server, number or UUID changes, at their new place.
 
-    A GPU is known by its UUID; where it had none, or has none any more, by its place.
+    A GPU is recognised by its UUID, or by its place where it had or has none.
     """
     inventory = [state for state in cluster.nodes if not state.retired]
-    there = {uuid for state in inventory for uuid in state.gpu_uuids.values()}
+    present_uuids = {uuid for state in inventory for uuid in state.gpu_uuids.values()}
     retired = (state for state in cluster.nodes if state.retired)
-    away = (*cluster.absent_closed_gpus.values(), *_closed_on(retired))
-    closures = [closed for closed in away if closed.uuid not in there]  # else it went on, and may be open
+    of_absent = (*cluster.absent_closed_gpus.values(), *_closed_on(retired))
+    # a GPU that is in the inventory has a state of its own
+    closures = [closed for closed in of_absent if closed.uuid not in present_uuids]
     closures += _closed_on(inventory)
     after = {gpu.uuid for node in nodes for gpu in node.gpus if gpu.uuid}
     by_uuid = {closed.uuid: closed for closed in closures if closed.uuid}

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import withheld_milli
+from resource_manager.core.gpu_state import leases_on, withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.node_state import NodeState
-from resource_manager.manager.cluster_results import CleaningGpu, ClosedGpu, ServerSummary
+from resource_manager.manager import serializers
+from resource_manager.manager.cluster_results import (
+    CleaningGpu,
+    ClosedGpu,
+    InventoryGpu,
+    ServerDetail,
+    ServerSummary,
+)
 from resource_manager.manager.results import Summary, answer_of
 from resource_manager.manager.server_words import silence_of
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
@@ -153,3 +160,26 @@ def summary(cluster: ClusterState) -> Summary:
 
 def _percent(used: float, total: float) -> str:
     return f"{100 * used / total if total else 0:.1f}%"
+
+
+def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
+    """Return a server of the summary, with its GPUs and the leases on each."""
+    state = cluster.node(name)
+    gpus: list[InventoryGpu] = [
+        {
+            "gpu_id": gpu.gpu_id,
+            "uuid": gpu.uuid,
+            "type": gpu.gpu_type,
+            "vendor": gpu.vendor,
+            "memory_mib": gpu.memory_mib,
+            "free_milli": state.gpu_free[gpu.gpu_id],
+            "task_ids": [lease.lease_id for lease in leases_on(state, gpu.gpu_id)],
+        }
+        for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
+    ]
+    return {
+        **server(state),
+        "gpus": gpus,
+        "confine": serializers.confine_of(cluster, state.node),
+        "writable": serializers.writable_of(cluster, state.node),
+    }
