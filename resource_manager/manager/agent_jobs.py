@@ -24,7 +24,7 @@ from resource_manager.errors import (
     ResourceManagerError,
 )
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.stored_jobs import JobEnded, JobResult, Question, StoredJobs, check_job
+from resource_manager.manager.stored_jobs import JobExit, JobResult, Question, StoredJobs, check_job
 from resource_manager.storage import Store
 
 OUTPUT_TIMEOUT_S = 20.0
@@ -245,18 +245,18 @@ def run_at(state: AgentState, job: JobPlace, key: str) -> dict[str, Any] | None:
     return state["runs"].get(key) if is_there(state["place"], job) else None
 
 
-def end_of(runs: Sequence[Mapping[str, Any]]) -> JobEnded:
+def end_of(runs: Sequence[Mapping[str, Any]]) -> JobExit:
     """Return the end of a lease's jobs, by their ranks: that of the one that failed first, if one did."""
     bad = [run for run in runs if run["exit_code"] != 0]
     first = min(bad, key=lambda run: run["ended_at"] or math.inf) if bad else runs[0]
     return {"exit_code": first["exit_code"], "last_line": first["last_line"], "ended_at": first["ended_at"]}
 
 
-NO_END: JobEnded = {"exit_code": None, "last_line": "", "ended_at": None}
+NO_END: JobExit = {"exit_code": None, "last_line": "", "ended_at": None}
 """End of a job of which nobody saw any."""
 
 
-def reported_end(store: Store, lease: Lease) -> JobEnded | None:
+def reported_end(store: Store, lease: Lease) -> JobExit | None:
     """Return the end of a lease's jobs as its agents last reported it; None if one of them did not."""
     jobs = zip(jobs_of(lease), lease.places, strict=False)
     runs = [run_at(state_of_agent(store, node), place, key) for (node, key, _), place in jobs]

@@ -18,7 +18,7 @@ from resource_manager.manager.commit.asking import Step, asked_by, asking, check
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.results import Allocation, Recorded, ReleaseResult, Renewal
-from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
+from resource_manager.manager.stored_jobs import JobExit, JobResult, StoredJobs
 from resource_manager.scheduling import lease_steps
 from resource_manager.storage import Store, codec
 from resource_manager.storage.jobs import JobRow
@@ -44,7 +44,7 @@ class Commands:
         job_end: JobEnd | str = JobEnd.UNKNOWN,
         reason: str = "",
         failed_nodes: Collection[str] = (),
-        result: JobEnded | None = None,
+        result: JobExit | None = None,
         also: Step | None = None,
         once: Once | None = None,
     ) -> ReleaseResult:
@@ -86,7 +86,7 @@ class Commands:
         lease_id: str,
         fencing_token: int | None,
         end: JobEnd,
-        result: JobEnded | None,
+        result: JobExit | None,
         outcome: str,
         reason: str,
     ) -> list[JobRow]:
@@ -249,7 +249,7 @@ class Commands:
                     for_s=for_s,
                 ),
                 _allocation_of(lease_id),
-                once=repeats.of_renewal(once, lease_id, serializers.allocation),
+                once=repeats.of_lease(once, lease_id, serializers.allocation),
                 lease_id=lease_id if fencing_token is not None else None,
             )
         except errors.StateLostError as error:
@@ -357,7 +357,7 @@ class Commands:
 
         if dry_run:
             return self._commits.read(tried)
-        return self._commits.run(step, view, once=repeats.of_renewal(once, lease_id, serializers.allocation))
+        return self._commits.run(step, view, once=repeats.of_lease(once, lease_id, serializers.allocation))
 
     def expire_and_schedule(self) -> list[Recorded]:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""

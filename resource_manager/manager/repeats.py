@@ -74,12 +74,13 @@ def of_submission(once: Once | None, lease_id: str, reader: Reader[T]) -> Repeat
     return Repeatable(once, origin, answer) if once else None
 
 
-def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatable[T] | None:
+def of_lease(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatable[T] | None:
     """Repeat with the lease as it is, or `AlreadyDoneError` if it has ended."""
 
     def token(changes: Sequence[Change], cluster: ClusterState, now: float) -> int:
-        of_lease = kinds.Renewed | kinds.Preempting | kinds.JobPlaced
-        return next(change.fencing_token for change in changes if isinstance(change, of_lease))
+        return next(
+            change.fencing_token for change in changes if isinstance(change, kinds.Renewed | kinds.Preempting)
+        )
 
     def answer(cluster: ClusterState, now: float, fencing_token: int) -> T:
         return view(cluster, _live(cluster, lease_id, fencing_token))

@@ -57,7 +57,7 @@ MAX_QUESTIONS = 256
 """Most questions about output that wait for the agent of a server; the oldest make room."""
 
 
-class JobEnded(TypedDict):
+class JobExit(TypedDict):
     """End of a lease's job: exit code (None: it left none), last line of its output, and its time."""
 
     exit_code: int | None
@@ -72,7 +72,7 @@ class AgentJob(TypedDict):
     key: str
 
 
-class JobResult(JobEnded):
+class JobResult(JobExit):
     """Stored end of a job, with whose lease it was; `jobs` are in the order of the ranks."""
 
     owner: str
@@ -146,7 +146,7 @@ class StoredJobs:
                 del self._counted[next(iter(self._counted))]
         return has_room
 
-    def rows_of_result(self, lease: Lease, ended: JobEnded, outcome: str, reason: str) -> list[JobRow]:
+    def rows_of_result(self, lease: Lease, ended: JobExit, outcome: str, reason: str) -> list[JobRow]:
         """Return what the commit that releases the lease stores, with the end of a long last line."""
         lease_id, token = lease.lease_id, lease.fencing_token
         result: JobResult = {

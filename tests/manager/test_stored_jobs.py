@@ -13,7 +13,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import RUNS_JOBS, JobPlace, Request
 from resource_manager.errors import CorruptStateError, DuplicateTaskError, InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.stored_jobs import JobEnded, StoredJobs
+from resource_manager.manager.stored_jobs import JobExit, StoredJobs
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.checks import of_job_keys
@@ -31,7 +31,7 @@ from tests.forked import in_child
 
 NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
-ENDED: JobEnded = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
+ENDED: JobExit = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryS
     lease = granted_lease(manager.submit("t", 2, owner="ada", team="vision", job=JOB))
     token = lease["fencing_token"]
     assert manager.result_of("t", token) is None
-    end: JobEnded = {**ENDED, "last_line": "x" * 5000}
+    end: JobExit = {**ENDED, "last_line": "x" * 5000}
     manager.release("t", fencing_token=token, outcome="FAILED", reason="late", result=end)
     found = manager.result_of("t", token)
     whose = {"owner": "ada", "team": "vision", "fencing_token": token, "jobs": []}

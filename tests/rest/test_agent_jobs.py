@@ -25,7 +25,7 @@ from resource_manager.jobs.launchers import JobState, LauncherError, LauncherUnr
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.agent_jobs import note_opened
-from resource_manager.manager.stored_jobs import JobEnded, Question
+from resource_manager.manager.stored_jobs import JobExit, Question
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
@@ -182,7 +182,7 @@ def test_output_is_for_owner_team_and_operator(
         403,
         "a job's output is for its owner, their team and operators",
     )
-    ended: JobEnded = {"exit_code": 0, "last_line": "", "ended_at": None}
+    ended: JobExit = {"exit_code": 0, "last_line": "", "ended_at": None}
     monkeypatch.setattr("resource_manager.manager.agent_jobs.OUTPUT_TIMEOUT_S", 0.0)
     asked = {**query, "task_id": "t"}
     for while_it_runs in (True, False):
@@ -207,7 +207,7 @@ def test_output_is_for_owner_team_and_operator(
 def test_the_result_of_who_used_a_lease_id_before_is_still_theirs_to_read(
     as_: As, manager: GPUResourceManager
 ) -> None:
-    ended: JobEnded = {"exit_code": 4, "last_line": "", "ended_at": None}
+    ended: JobExit = {"exit_code": 4, "last_line": "", "ended_at": None}
     for owner in ("ada", "bob"):
         token = granted_lease(manager.submit("t", 1, owner=owner, job=JOB))["fencing_token"]
         manager.release("t", fencing_token=token, result=ended)

@@ -19,7 +19,7 @@ from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.stored_jobs import JobEnded
+from resource_manager.manager.stored_jobs import JobExit
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, report
@@ -165,7 +165,7 @@ def test_output_is_followed_by_who_may_read_it_also_after_the_end(
         assert f'"key": "{key}"' in html.unescape(page(as_role(Role.OPERATOR)))
         assert key not in page(as_role(Role.READER))
         if not is_over:
-            end: JobEnded = {"exit_code": 0, "last_line": "", "ended_at": None}
+            end: JobExit = {"exit_code": 0, "last_line": "", "ended_at": None}
             manager.release(NAME, fencing_token=granted, job_end="ended", result=end)
 
 
