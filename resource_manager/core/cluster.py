@@ -11,7 +11,7 @@ from resource_manager.core import changes
 from resource_manager.core.announced import names_announced
 from resource_manager.core.attained_service import Attained, with_service, without_job
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
+from resource_manager.core.failed_starts import FailedStarts, by_lease, by_time, with_failed_start
 from resource_manager.core.gpu_state import GpuChange, change_gpus, recount
 from resource_manager.core.inventory import Adoption, adoptions_after
 from resource_manager.core.leased_nodes import LeasedNodes
@@ -117,7 +117,7 @@ class ClusterState(LeasedNodes):
             windows=self.windows,
             settings=self.settings,
             adoptions=tuple(each for _, each in sorted(self.adoptions.items())),
-            failed_starts=in_order(self.failed_starts),
+            failed_starts=by_time(self.failed_starts),
             runtimes=self.runtimes.runs,
             attained=dict(self.attained),
             at_risk=self.at_risk,
@@ -206,7 +206,7 @@ class ClusterState(LeasedNodes):
             if change.outcome == changes.Outcome.SUCCESS and teaches(lease.request):
                 self._learn(lease, change.at)
             if change.failed_nodes:
-                self._set("failed_starts", remembered(self.failed_starts, change))
+                self._set("failed_starts", with_failed_start(self.failed_starts, change))
 
     def _learn(self, ended: Lease, at: float) -> None:
         """Learn how long the task of an ended lease ran."""

@@ -17,7 +17,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.failed_starts import by_lease, in_order
+from resource_manager.core.failed_starts import by_lease, by_time
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Request
@@ -150,7 +150,7 @@ class Replay:
             by = lease.preempted_by
             if by not in self.cluster.pending and not is_window(by) and job_id_of(by) == job_id:
                 self.cluster.apply(Preempting(lease_id, lease.fencing_token, name, lease.preempt_until, now))
-        if failed := in_order(self.cluster.failed_starts):
+        if failed := by_time(self.cluster.failed_starts):
             self.cluster.failed_starts = by_lease(
                 replace(entry, lease_id=name) if job_id_of(entry.lease_id) == job_id else entry
                 for entry in failed

@@ -9,8 +9,8 @@ from resource_manager.core.failed_starts import (
     MAX_FAILED_STARTS,
     avoided_until,
     by_lease,
-    in_order,
-    remembered,
+    by_time,
+    with_failed_start,
 )
 from resource_manager.core.models import Lease, Placement, Request
 from tests.builders import nodes
@@ -47,16 +47,16 @@ def test_a_trial_forgets_it() -> None:
 
 
 def test_what_is_over_goes_with_the_next_one() -> None:
-    known = remembered({}, failed("t", 10.0))
-    assert list(remembered(known, failed("u", 9.9 + AVOIDED_S, token=2))) == ["t", "u"]
-    assert list(remembered(known, failed("u", 10.0 + AVOIDED_S, token=2))) == ["u"]
+    known = with_failed_start({}, failed("t", 10.0))
+    assert list(with_failed_start(known, failed("u", 9.9 + AVOIDED_S, token=2))) == ["t", "u"]
+    assert list(with_failed_start(known, failed("u", 10.0 + AVOIDED_S, token=2))) == ["u"]
 
 
 def test_only_the_newest_are_remembered() -> None:
     known = by_lease(failed(f"t{n}", float(n), token=n) for n in range(MAX_FAILED_STARTS))
-    assert len(in_order(known)) == MAX_FAILED_STARTS
-    after = remembered(known, failed("new", 300.0, token=1000))
-    assert [entry.lease_id for entry in in_order(after)] == [
+    assert len(by_time(known)) == MAX_FAILED_STARTS
+    after = with_failed_start(known, failed("new", 300.0, token=1000))
+    assert [entry.lease_id for entry in by_time(after)] == [
         *(f"t{n}" for n in range(1, MAX_FAILED_STARTS)),
         "new",
     ]

@@ -15,7 +15,7 @@ from resource_manager.core import changes
 from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.failed_starts import MAX_FAILED_STARTS, FailedStarts, in_order, remembered
+from resource_manager.core.failed_starts import MAX_FAILED_STARTS, FailedStarts, by_time, with_failed_start
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.models import KEY_SEPARATOR, Node
 from resource_manager.core.pending import PendingRequest
@@ -299,8 +299,8 @@ def _rule(rules: Mapping[bytes, bytes], field: str, default: ChangeT) -> ChangeT
 def _failed_starts(text: bytes) -> tuple[changes.Released, ...]:
     known: FailedStarts = {}
     for line in text.splitlines():
-        known = remembered(known, read_as(line, changes.Released, "a release"))
-    return in_order(known)
+        known = with_failed_start(known, read_as(line, changes.Released, "a release"))
+    return by_time(known)
 
 
 def _each(rules: Mapping[bytes, bytes], beginning: str, kind: type[ChangeT]) -> Iterator[ChangeT]:
