@@ -1,4 +1,4 @@
-"""Opening: what a manager was told of its cluster is for an empty store; another store keeps its own."""
+"""The cluster given to a manager: it becomes that of an empty store; a store that has one keeps it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HOW_TO_CHANGE = "gpu-manager apply changes it"
 
 @dataclass(frozen=True, slots=True)
 class StatedCluster:
-    """What a manager was told of its cluster: servers, None if nothing, and fields of `ClusterSettings`.
+    """Cluster given to a manager: `nodes` (None: not given) and fields of `ClusterSettings`.
 
-    `built_in` are the servers of an empty store for which it was told none.
+    `built_in` are the servers for an empty store where none are given.
     """
 
     nodes: tuple[Node, ...] | None
@@ -41,17 +41,19 @@ class StatedCluster:
 
 
 def open_cluster(commits: Transactions, stated: StatedCluster) -> None:
-    """Give an empty store what the manager was told of its cluster; write nothing to another one.
+    """Give an empty store the cluster given to the manager; write nothing to another one.
 
-    Raises `SettingsError` if the stored cluster is not what the manager was told.
+    Raises `SettingsError` if the store has another cluster than the one given.
     """
-    asked = settings_of(stated.fields)
-    get_policy(asked.policy), get_order(asked.order)
-    settings = replace(asked, policy_package=package_of(asked.policy))
+    stated_settings = settings_of(stated.fields)
+    # raise for an unknown name, also where nothing is stated
+    get_policy(stated_settings.policy)
+    get_order(stated_settings.order)
+    settings = replace(stated_settings, policy_package=package_of(stated_settings.policy))
     if not (stated.fields or stated.nodes is not None or stated.built_in):
         return
     try:
-        is_first = commits.initialise(stated.snapshot(), settings)
+        is_first = commits.initialise(replace(stated.snapshot(), settings=settings))
     except (CorruptStateError, StateLostError) as error:
         # Every operation will raise the same error; only a reset helps, and that needs a manager.
         logger.error("%s", error)

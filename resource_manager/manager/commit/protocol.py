@@ -8,13 +8,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 from resource_manager import errors
 from resource_manager.core.changes import Change, MembersReleased, Quarantined, Queued, Released, Renewed
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Grounds, misconfigured, recovering
 from resource_manager.manager.commit.asking import Step, asking
 from resource_manager.manager.commit.group import Operation, Reader, Repeatable
@@ -245,13 +243,13 @@ class Transactions:
                 pass
         return self.read(reader)
 
-    def initialise(self, first: Snapshot, settings: ClusterSettings) -> bool:
-        """Write that state with these settings to an empty store; return False if it is not empty."""
+    def initialise(self, first: Snapshot) -> bool:
+        """Write that state to an empty store; return False if it is not empty."""
         with self._groups.mutex, self._replica:
             self._replica.refresh()
             if self._replica.is_stored:
                 return False
-            done = self._replica.initialise(replace(first, settings=settings))
+            done = self._replica.initialise(first)
             self._replica.drop()
             return done
 

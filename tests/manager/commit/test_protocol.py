@@ -85,7 +85,8 @@ class Notes:
 def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None = None) -> Transactions:
     """Transactions of a manager of one server with 8 GPUs."""
     made = Transactions(store, lock_timeout_s, observer=observer)
-    made.initialise(ClusterState(default_inventory(1, GPUS, 64)).snapshot(), ClusterSettings(order="fifo"))
+    first = ClusterState(default_inventory(1, GPUS, 64)).snapshot()
+    made.initialise(replace(first, settings=ClusterSettings(order="fifo")))
     return made
 
 
