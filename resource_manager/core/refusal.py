@@ -259,7 +259,7 @@ Unestimated = EndUnknown | NoKnownEnd | TooFar | NotEstimated | PriceUnknown
 Fact = (
     RecoveryWindow
     | Misconfigured
-    | server_facts.WhyShut
+    | server_facts.WhyClosed
     | server_facts.Withheld
     | server_facts.NeverFits
     | server_facts.NotNow

@@ -69,7 +69,7 @@ class NoAddress:
     """The server has no address, which each member of a gang needs."""
 
 
-WhyShut = InWindow | StartFailed | IsDrained | IsSilent | LeftInventory | NoAddress
+WhyClosed = InWindow | StartFailed | IsDrained | IsSilent | LeftInventory | NoAddress
 """What a server says of itself against a request that fits it."""
 
 Closure = InWindow | StartFailed | IsDrained | IsSilent | WithheldGpus
@@ -167,7 +167,7 @@ class TooFewServers:
     domain: str
 
 
-NoServerEver = NoServer | KindMissing | TooFewGpus | NeverTogether
+NoServerEver = NoServer | KindMissing | TooFewGpus | AmountShort | NeverTogether
 NeverFits = NoServerEver | LabelsMissing | LabelUnknown | AddressesMissing | OneServerOnly | TooFewServers
 
 
@@ -249,4 +249,4 @@ class FreeForPreemptor:
     preemptor: str
 
 
-NotNow = NoFreeServer | MembersFree | NextServer | Unreleased | FreeForPreemptor | AmountShort
+NotNow = NoFreeServer | MembersFree | NextServer | Unreleased | FreeForPreemptor

@@ -15,11 +15,11 @@ from resource_manager.errors import NO_SERVERS, LockTimeoutError
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.request_words import amount_word, gpu_word, gpus, needed, number
 from resource_manager.manager.server_words import (
-    closed_words,
-    closure_words,
     never_fits_words,
     not_now_words,
     server_short_words,
+    why_closed_words,
+    withheld_server_words,
     withheld_words,
 )
 from resource_manager.storage.refusals import recovery_text
@@ -94,10 +94,10 @@ def words_of(fact: Fact, request: Request) -> str:
             return f"misconfigured: {fact.text}"
         case refusal.ServerShort():
             return server_short_words(fact, request)
-    if isinstance(fact, server_facts.WhyShut):
-        return closure_words(fact)
+    if isinstance(fact, server_facts.WhyClosed):
+        return why_closed_words(fact)
     if isinstance(fact, server_facts.Withheld):
-        return closed_words(fact, request)
+        return withheld_server_words(fact, request)
     if isinstance(fact, server_facts.NotNow):
         return not_now_words(fact, request)
     if isinstance(fact, refusal.OverQuota):

@@ -36,7 +36,8 @@ MAX_REASON = 240
 """Maximum length of why a server is closed to one request, with its times."""
 
 
-def closure_words(fact: facts.WhyShut) -> str:
+def why_closed_words(fact: facts.WhyClosed) -> str:
+    """Return why a server is closed, as a clause."""
     match fact:
         case facts.InWindow():
             why = f": {fact.reason}" if fact.reason else ""
@@ -64,7 +65,8 @@ def silence_of(state: NodeState) -> str:
     return "" if state.silent is None else _silent(facts.IsSilent(state.silent.since))
 
 
-def closed_words(fact: facts.Withheld, request: Request) -> str:
+def withheld_server_words(fact: facts.Withheld, request: Request) -> str:
+    """Return a closed server and what it has, as a sentence."""
     if isinstance(fact, facts.MoreClosed):
         return f"{fact.count} more are closed"
     if isinstance(fact, facts.WithheldGpus):
@@ -76,9 +78,9 @@ def closed_words(fact: facts.Withheld, request: Request) -> str:
         case facts.WithheldGpus():
             return f"{who} {'; '.join(map(short, withheld_words(why.gpus)))}"
         case facts.InWindow() | facts.StartFailed():
-            return f"{who} is closed to it: {short(closure_words(why), MAX_REASON)}"
+            return f"{who} is closed to it: {short(why_closed_words(why), MAX_REASON)}"
         case facts.IsSilent():
-            return f"{who} {closure_words(why)}"
+            return f"{who} {why_closed_words(why)}"
     reason = f": {short(why.reason)}" if why.reason else ""
     return f"{who} is {'marked as failed' if why.failed else 'drained'}{reason}"
 
@@ -95,6 +97,7 @@ def withheld_words(gpus: Iterable[facts.WithheldGpu]) -> list[str]:
 
 
 def never_fits_words(fact: facts.NeverFits, request: Request) -> str:
+    """Return why no server could ever take the request, or the gang, as a sentence."""
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
         case facts.LabelsMissing():
@@ -156,6 +159,8 @@ def _no_server_ever(fact: facts.NoServerEver, request: Request) -> str:
                 return f"{who} satisfy {needed(request)}: {has} {fact.most}"
             others = f", and {has} {fact.most} other {plural(fact.most, 'GPU')}" if fact.most else ""
             return f"{who} satisfy {needed(request)}: {ONE_MIG_DEVICE}{others}"
+        case facts.AmountShort():
+            return f"{who} satisfy {needed(request)}: {_lack(fact, request)}"
     return f"no server has {'both ' if parts_of(request) == 2 else ''}{needed(request)}"
 
 
@@ -174,6 +179,7 @@ def _types_instead(types: Sequence[str], request: Request) -> str:
 
 
 def not_now_words(fact: facts.NotNow, request: Request) -> str:
+    """Return why no server takes the request now, as a sentence."""
     match fact:
         case facts.NoFreeServer():
             return among_labelled(request) + _no_free_server(fact.lack, request)
@@ -198,14 +204,10 @@ def not_now_words(fact: facts.NotNow, request: Request) -> str:
                 f"{fact.lease} on {short(fact.node)} is quarantined, since its job may "
                 "still run: release the lease once the job is known to be gone"
             )
-        case facts.FreeForPreemptor():
-            return (
-                f"{short(fact.node)} would fit it, but what is free there is kept for {fact.preemptor}, "
-                "for which leases are being preempted"
-            )
-    required = request.required_node
-    who = "no server could ever" if required is None else f"{short(required)} could never"
-    return f"{among_labelled(request)}{who} satisfy {needed(request)}: {_lack(fact, request)}"
+    return (
+        f"{short(fact.node)} would fit it, but what is free there is kept for {fact.preemptor}, "
+        "for which leases are being preempted"
+    )
 
 
 def _no_free_server(lack: facts.Lack, request: Request) -> str:
@@ -238,6 +240,7 @@ def _lack(lack: facts.Lack | facts.FreeShort, request: Request) -> str:
 
 
 def server_short_words(fact: ServerShort, request: Request) -> str:
+    """Return what one server lacks for the request, as a clause."""
     shortage, ever, total = fact.shortage, fact.ever, fact.total
     has, wants, name = shortage.has, shortage.wants, shortage.name
     match shortage.kind:
