@@ -42,7 +42,7 @@ from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node  # noqa:
 from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
 from resource_manager.rest import tokens  # noqa: E402
 from resource_manager.rest.client import ServiceClient  # noqa: E402
-from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
+from resource_manager.rest.redis_persistence import RedisTokens  # noqa: E402
 from resource_manager.rest.tokens import Role  # noqa: E402
 from resource_manager.storage.redis.client import RedisClient  # noqa: E402
 from tests.agent.reporting import as_text, gpu, process, report  # noqa: E402
@@ -251,7 +251,7 @@ def many_agents(url: str, count: int, jobs_each: int | None, seconds: float) -> 
             jobs = begun_jobs(manager, count, jobs_each)
         for server in range(0, count, 4) if jobs is None else ():
             manager.allocate_resources(f"held-{server}", 2, 8, server=f"gpu-{server}")
-    store = TokenRedis(RedisClient.from_url(url))
+    store = RedisTokens(RedisClient.from_url(url))
     keys = [tokens.create(store, f"agent {s}", Role.AGENT, server=f"gpu-{s}") for s in range(count)]
     user = tokens.create(store, "bench", Role.OPERATOR)
     with service(url) as (address, run):
@@ -304,7 +304,7 @@ def one_agent(url: str, folder: Path, seconds: float) -> dict[str, Any]:
     state = library(folder)
     node = Node("here", 0, {"cpus": 64}, tuple(Gpu(n, uuid=standin.uuid_of(n)) for n in range(GPUS)))
     with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0) as manager:
-        store = TokenRedis(RedisClient.from_url(url))
+        store = RedisTokens(RedisClient.from_url(url))
         key = tokens.create(store, "agent", Role.AGENT, server="here")
         user = tokens.create(store, "bench", Role.OPERATOR)
         with service(url) as (address, _):
@@ -332,7 +332,7 @@ def one_agent(url: str, folder: Path, seconds: float) -> dict[str, Any]:
 def job_agent(url: str, folder: Path, node: Node, *options: str) -> Iterator[tuple[ServiceClient, Any]]:
     """Yield a client of a service with this server, and the server's agent, which runs jobs."""
     with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0):
-        store = TokenRedis(RedisClient.from_url(url))
+        store = RedisTokens(RedisClient.from_url(url))
         key = tokens.create(store, "agent", Role.AGENT, server=node.name)
         user = tokens.create(store, "bench", Role.OPERATOR, run_jobs=True)
         with service(url) as (address, _), ServiceClient(address, token=user) as client:

@@ -39,7 +39,7 @@ from resource_manager.core.models import Gpu, Node  # noqa: E402
 from resource_manager.jobs.task_identity import TaskIdentity  # noqa: E402
 from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
 from resource_manager.rest import tokens  # noqa: E402
-from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
+from resource_manager.rest.redis_persistence import RedisTokens  # noqa: E402
 from resource_manager.rest.tokens import Role  # noqa: E402
 from resource_manager.storage.once import digest  # noqa: E402
 from resource_manager.storage.redis.client import RedisClient  # noqa: E402
@@ -199,7 +199,7 @@ def service(folder: Path, gpus: int = TASKS) -> Iterator[tuple[str, str, psutil.
     ]
     with GPUResourceManager.from_url(store, inventory=inventory):
         pass
-    token = tokens.create(TokenRedis(RedisClient.from_url(store)), "triggerer", Role.USER)
+    token = tokens.create(RedisTokens(RedisClient.from_url(store)), "triggerer", Role.USER)
     [port] = free_ports(1)
     with (folder / "service.log").open("wb") as log:
         command = [sys.executable, "-m", "resource_manager.cli", "serve", "--port", str(port)]

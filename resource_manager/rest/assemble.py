@@ -63,7 +63,7 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
     if client is not None:
         secret = redis_persistence.secret(client)
         return Persistence(
-            redis_persistence.TokenRedis(client),
+            redis_persistence.RedisTokens(client),
             redis_persistence.RedisSessions(client),
             secret,
             partial(redis_persistence.secret, client, secret),

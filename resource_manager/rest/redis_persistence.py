@@ -13,19 +13,19 @@ from resource_manager.rest.tokens import Token, tokens_of
 from resource_manager.storage.redis.client import RedisClient, load_script
 
 
-def secret(client: RedisClient, known: str = "") -> str:
-    """Return the secret that signs sessions; the first service to ask creates it, as `known` if given."""
+def secret(client: RedisClient, if_new: str = "") -> str:
+    """Return the secret that signs sessions; the first service to ask creates it, as `if_new` if given."""
     key = client.key("session-secret")
     with client.reporting():
         # Read first: with full memory Redis refuses even a SET NX that would do nothing.
         found = client.driver.get(key)
         if found is None:
-            client.driver.set(key, known or secrets.token_hex(32), nx=True)
+            client.driver.set(key, if_new or secrets.token_hex(32), nx=True)
             found = client.driver.get(key)
         return _text(found) or ""
 
 
-class TokenRedis:
+class RedisTokens:
     """`TokenStore` in two Redis hashes; its methods raise `StoreUnavailableError`."""
 
     def __init__(self, client: RedisClient) -> None:

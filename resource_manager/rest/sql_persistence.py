@@ -13,8 +13,8 @@ from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
 
-def secret(database: Database, known: str = "") -> str:
-    """Return the secret that signs sessions; the first service to ask creates it, as `known` if given."""
+def secret(database: Database, if_new: str = "") -> str:
+    """Return the secret that signs sessions; the first service to ask creates it, as `if_new` if given."""
 
     def work(connection: Connection) -> str:
         row = database.execute(
@@ -22,7 +22,7 @@ def secret(database: Database, known: str = "") -> str:
         ).fetchone()
         if row is not None:
             return str(row[0])
-        made = known or secrets.token_hex(32)
+        made = if_new or secrets.token_hex(32)
         database.execute(
             connection, "INSERT INTO {secret} (namespace, body) VALUES (:namespace, :body)", body=made
         )
@@ -42,7 +42,7 @@ class SqlTokens:
         return tokens_of([body for (body,) in found], f"{self._database.address} table of tokens")
 
     def put(self, token: Token) -> None:
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> None:  # no REPLACE, which would forget when it was used last
             execute = self._database.execute
             row = {"token_id": token.token_id, "body": json.dumps(token.row())}
             for statement in (

@@ -23,7 +23,7 @@ from resource_manager.jobs.launchers import Job, job_key, terminal
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.rest import tokens
 from resource_manager.rest.auth import TOKEN_CACHE_S
-from resource_manager.rest.redis_persistence import TokenRedis
+from resource_manager.rest.redis_persistence import RedisTokens
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RedisClient
 from tests.cli.programs import MARK, begun, left_of, piped
@@ -41,7 +41,7 @@ def environment(
     server = f'[[servers]]\nname = "gpu-c"\ngpus = 1\ncpus = 8\njob_user = "{getpass.getuser()}"\n'
     (folder / "servers.toml").write_text(server)
     GPUResourceManager.from_url(store, inventory=folder / "servers.toml").close()
-    kept = TokenRedis(RedisClient.from_url(store))
+    kept = RedisTokens(RedisClient.from_url(store))
     person = tokens.create(kept, "ada", Role.USER, run_jobs=True)
     agent = tokens.create(kept, "agent", Role.AGENT, server="gpu-c")
     with socket.socket() as free:
@@ -128,7 +128,7 @@ def test_a_command_ends_as_it_does_though_its_token_is_revoked(
     environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path, here: str, code: int, line: str
 ) -> None:
     """By the agent it was waited for without an end; here its exit code was lost."""
-    kept = TokenRedis(RedisClient.from_url(environment["TEST_STORE"]))
+    kept = RedisTokens(RedisClient.from_url(environment["TEST_STORE"]))
     eve = tokens.create(kept, "eve", Role.USER, run_jobs=True)
     own = {**environment, "GPU_MANAGER_TOKEN": eve, terminal.OWN_SERVER: here}
     script = f"echo ready; until [ -e {tmp_path}/end ]; do sleep 0.05; done; exit 4"
