@@ -157,10 +157,9 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
     for item in found:
         created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d")
         ends = "never" if item.expires_at is None else f"in {duration(item.expires_at - now)}"
+        ends = "expired" if item.has_expired(now) else ends
         used = f"{duration(now - uses[item.token_id])} ago" if item.token_id in uses else "never"
         teams = ", ".join(item.teams)
-        if item.has_expired(now):
-            ends = "expired"
         table.add_row(item.token_id, item.name, item.role, teams, item.server, created, ends, used)
     tables.console(wide=wide).print(table)
 

@@ -149,19 +149,19 @@ class TokenAuthenticator:
         self._sessions = sessions
         self._clock = clock
         self._tokens: dict[str, Token] = {}
-        self._noted: dict[str, float] = {}
+        self._noted_at: dict[str, float] = {}
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
         header = request.headers.get("Authorization")
         if header is not None:
             scheme, _, text = header.partition(" ")
-            token = self.find(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
+            token = self.token_of(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
             return None if token is None else _holder(token)
         token_id, session_id = _session()
-        token = self.known().get(token_id)
+        token = self._read().get(token_id)
         if token is None and token_id:  # another service may have made it just now
-            token = self.known(fresh=True).get(token_id)
+            token = self._read(fresh=True).get(token_id)
         if token is None or token.has_expired(self._clock()):
             return None
         if not self._sessions.is_live(token_id, session_id):
@@ -186,12 +186,12 @@ class TokenAuthenticator:
     def issue(
         self, name: str, role: Role, teams: Sequence[str], subject: str, life_s: float
     ) -> tuple[Token, str]:
-        """Create a token for a person who signed on, and return it and its text.
+        """Create a token for a person who signed on; return it and its text.
 
-        Those that are over are dropped, and the person's oldest ones: every call reads all tokens.
+        Drops expired log-ins, and this person's oldest beyond `MAX_LOG_INS`: every call reads all tokens.
         """
         now = self._clock()
-        log_ins = [token for token in self.known(fresh=True).values() if token.subject is not None]
+        log_ins = [token for token in self._read(fresh=True).values() if token.subject is not None]
         theirs = sorted((token for token in log_ins if token.subject == subject), key=lambda t: t.created_at)
         for token in log_ins:
             if token.has_expired(now) or token in theirs[: 1 - MAX_LOG_INS]:
@@ -199,27 +199,27 @@ class TokenAuthenticator:
         text = tokens.create(
             self._store, name, role, teams=teams, expires_s=life_s, subject=subject, now=self._clock
         )
-        made = tokens.find(self.known(fresh=True), text)
+        made = tokens.find(self._read(fresh=True), text)
         assert made is not None
         return made, text
 
     def end_log_in(self, text: str) -> bool:
         """Revoke the token of a sign-on; return False for any other."""
-        token = self.find(text)
+        token = self.token_of(text)
         if token is None or token.subject is None:
             return False
         self._store.delete(token.token_id)
-        self.known(fresh=True)
+        self._read(fresh=True)
         return True
 
-    def find(self, text: str, *, fresh: bool = True) -> Token | None:
-        """Return the token with this text; if `fresh`, read the store again before answering None.
+    def token_of(self, text: str, *, fresh: bool = True) -> Token | None:
+        """Return the token with this text and note its use; if `fresh`, read the store before answering None.
 
         Raises `ExpiredTokenError`.
         """
-        found = tokens.find(self.known(), text)
+        found = tokens.find(self._read(), text)
         if fresh and (found is None or found.has_expired(self._clock())):
-            found = tokens.find(self.known(fresh=True), text)
+            found = tokens.find(self._read(fresh=True), text)
         if found is not None:
             if found.has_expired(self._clock()):
                 raise ExpiredTokenError(found)
@@ -229,9 +229,9 @@ class TokenAuthenticator:
     def _note_use(self, token_id: str) -> None:
         """Note the token's use once in a while; a call does not fail if that cannot be written."""
         now = self._clock()
-        if now - self._noted.get(token_id, float("-inf")) < USE_EVERY_S:
+        if now - self._noted_at.get(token_id, float("-inf")) < USE_EVERY_S:
             return
-        self._noted[token_id] = now
+        self._noted_at[token_id] = now
         try:
             self._store.note_use(token_id, now)
         except (ResourceManagerError, OSError) as error:
@@ -239,10 +239,11 @@ class TokenAuthenticator:
 
     def agent_of(self, text: str) -> Identity | None:
         """Return the holder of that agent token, None for any other text."""
-        token = self.find(text)
+        token = self.token_of(text)
         return _holder(token) if token is not None and token.role == str(Role.AGENT) else None
 
-    def known(self, *, fresh: bool = False) -> dict[str, Token]:
+    def _read(self, *, fresh: bool = False) -> dict[str, Token]:
+        """Return the tokens by id, at most `TOKEN_CACHE_S` old; `fresh` reads the store."""
         if fresh or abs(self._clock() - self._read_at) > TOKEN_CACHE_S:  # also if the clock was set back
             self._tokens = self._store.read()
             self._read_at = self._clock()
@@ -283,9 +284,9 @@ def _unknown_caller(authorization: str | None) -> ProblemError:
     return ProblemError(401, detail, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
-def csrf_token(secret: str, identity: Identity) -> str:
-    """Return a token for the forms of this caller, valid for `CSRF_LIFE_S` seconds."""
-    return serializer(secret, CSRF_SALT).dumps(identity.name)
+def csrf_token(secret: str, identity: Identity | None) -> str:
+    """Return a token for the forms of this caller, valid for `CSRF_LIFE_S` seconds; empty for a stranger."""
+    return serializer(secret, CSRF_SALT).dumps(identity.name) if identity else ""
 
 
 def check_csrf(secret: str, identity: Identity, request: Any) -> None:
@@ -301,5 +302,6 @@ def check_csrf(secret: str, identity: Identity, request: Any) -> None:
         name = None
     if name != identity.name:
         raise ProblemError(
-            403, f"the CSRF token is missing or too old; send {CSRF_HEADER}, or reload the page"
+            403,
+            f"the CSRF token is missing, too old or another caller's: reload the page, or send {CSRF_HEADER}",
         )

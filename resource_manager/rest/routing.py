@@ -185,7 +185,7 @@ def _error_page(problem: ProblemError) -> flask.Response:
         return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=wanted), 303))
     title = problems.TITLES.get(problem.status, "Error")
     caller = flask.g.get("identity")
-    csrf = auth.csrf_token(service.secret, caller) if caller else ""
+    csrf = auth.csrf_token(service.secret, caller)
     page = flask.render_template(
         "error.html", service=service, caller=caller, csrf=csrf, title=title, detail=problem.detail
     )

@@ -22,7 +22,7 @@ def login(service: Service, caller: Identity | None) -> Any:
 
 
 def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
-    csrf = auth.csrf_token(service.secret, caller) if caller else ""
+    csrf = auth.csrf_token(service.secret, caller)
     provider = service.sign_on.settings() if service.sign_on else None
     destination = flask.request.values.get("next", "")
     return flask.render_template(
@@ -46,7 +46,7 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     address = network_of(flask.request.remote_addr or "?")
     text = flask.request.form.get("token", "").strip()
     try:
-        token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
+        token = authenticator.token_of(text, fresh=not service.limits.is_locked_out(address))
     except auth.ExpiredTokenError as expired:
         return _log_in_failure(service, caller, expired.detail)
     if token is None:
