@@ -14,9 +14,6 @@ from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
 
-FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unknown", "waited")
-"""Columns in hours."""
-
 
 @main.command()
 @click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type,source.")
@@ -37,7 +34,7 @@ def report(
     if estimates:
         _print_estimates(target, wide=wide, as_json=as_json)
         return
-    found = target.manager.report(by.split(","), since)
+    found = target.manager.report([by], since)
     if as_json:
         print_json(found)
     elif as_csv:
@@ -59,7 +56,7 @@ def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
 
 
 def _print_csv(report: Any) -> None:
-    columns = [*FIELDS, "leases", "cost", "energy_kwh"]
+    columns = [name for name in report["total"] if name != "group"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*report["by"], *columns])
