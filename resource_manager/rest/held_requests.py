@@ -22,19 +22,16 @@ PARK = "gpu_manager.park"
 """Key of the WSGI environment, or the ASGI scope, with a function that returns a `Parked`."""
 
 UNCHANGED = "gpu_manager.unchanged"
-"""Key of the WSGI environment, where a server gives it, of a request that is resumed and is not due."""
+"""Key of the WSGI environment: true for a request that is resumed because its time is over."""
 
 MAX_HELD_PER_CALLER = 64
 
 GONE_EVERY_S = 1.0
-"""Time between two looks for clients that left: each takes a call of the system for every held request."""
+"""Interval at which clients that left are looked for: one system call for each request."""
 
 
 class Parked(NamedTuple):
-    """Request that its server keeps: `resume` carries it out again, `is_gone` tells that its client left.
-
-    `resume` is told whether the request is due, or its time is over.
-    """
+    """Request kept by its server: `resume(is_due)` does it again, `is_gone` says if its client left."""
 
     resume: Callable[[bool], None]
     is_gone: Callable[[], bool]
@@ -56,21 +53,20 @@ class HeldRequests:
         self._lock = threading.Lock()
         self._held: list[_Held] = []
         self._callers: Counter[str] = Counter()
-        self._gone_looked_at = 0.0
+        self._gone_checked_at = 0.0
         watch.on_look(self._resume_due)
 
     def __len__(self) -> int:
         return len(self._held)
 
     def hold(
-        self, caller: str, is_due: Callable[[], bool], timeout_s: float, *, or_answer: bool = False
+        self, caller: str, is_due: Callable[[], bool], timeout_s: float, *, answer_if_full: bool = False
     ) -> None:
-        """Hold the current request, if its server can, until it is due: end it here; return if it is due now.
+        """Hold the current request until it is due: aborts here, and it is carried out again then.
 
-        `is_due` is called by the thread that follows the store, after each look: it must be quick. One more
-        than a caller may have is refused, or with `or_answer` due now.
-
-        Raises `ProblemError` (429).
+        Returns if it is due now, or its server cannot hold it. `is_due` runs in the thread that follows the
+        store: it must be quick. Raises `ProblemError` (429) beyond `MAX_HELD_PER_CALLER` requests of a
+        caller; with `answer_if_full` it returns.
         """
         environ = flask.request.environ
         park = environ.get(PARK) or environ.get("asgi.scope", {}).get(PARK)
@@ -80,7 +76,7 @@ class HeldRequests:
             if self._watch.stopped:  # nobody would resume it
                 return
             if self._callers[caller] >= MAX_HELD_PER_CALLER:
-                if or_answer:
+                if answer_if_full:
                     return
                 raise ProblemError(
                     429,
@@ -99,9 +95,9 @@ class HeldRequests:
 
     def _resume_due(self) -> None:
         now = time.monotonic()
-        is_time = now >= self._gone_looked_at + GONE_EVERY_S
-        if is_time:
-            self._gone_looked_at = now
+        checks_gone = now >= self._gone_checked_at + GONE_EVERY_S
+        if checks_gone:
+            self._gone_checked_at = now
         with self._lock:
             ready = [
                 (each, is_due)
@@ -109,7 +105,7 @@ class HeldRequests:
                 if (is_due := each.is_due())
                 or now >= each.until
                 or self._watch.stopped
-                or (is_time and each.parked.is_gone())
+                or (checks_gone and each.parked.is_gone())
             ]
             for each, _ in ready:
                 self._held.remove(each)

@@ -95,7 +95,7 @@ def task(service: Service, caller: Identity, query: schemas.TaskQuery) -> result
             flask.g.counted_as,
             lambda: not service.watch.is_pending(lease_id),
             query.timeout_s,
-            or_answer=True,
+            answer_if_full=True,
         )
     if not query.exact:
         return _named(service, caller, query)
