@@ -23,7 +23,7 @@ from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.grants import Grants
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
-from resource_manager.manager.queries import Queries, ServerReports
+from resource_manager.manager.queries import AgentReports, Queries
 from resource_manager.manager.queue_view import QueueView, SharedEntries
 from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.settings import Settings
@@ -73,7 +73,7 @@ class GPUResourceManager(
         self._queue = QueueView(self.store, self._queue_in)
         self._entries = SharedEntries()
         self._forecasts = Forecasts(self.store, self._commits.resuming)
-        self._reads: ServerReports | None = None
+        self._agent_reports: AgentReports | None = None
         scheme = self.settings.store.partition("://")[0]
         has_servers = scheme == "memory" or (is_original and scheme == "airflow")
         self._stated = StatedCluster(
@@ -121,9 +121,9 @@ class GPUResourceManager(
         """Have reads answered by that function of a reader, with a replica of its own."""
         self._commits.read_elsewhere = read
 
-    def read_reports_by(self, reports: ServerReports) -> None:
-        """Have `gpus` and `report` answered from what the servers reported."""
-        self._reads = reports
+    def read_reports_by(self, reports: AgentReports) -> None:
+        """Have `gpus` and `report` answered from what agents reported."""
+        self._agent_reports = reports
 
     def close(self) -> None:
         """Close the store's connections."""

@@ -65,12 +65,12 @@ MAX_ALTERNATIVES_S = 0.5
 """Processor time after which no further alternative to a request is tried."""
 
 EXPIRE_EVERY_S = 1.0
-"""Time after which a process that waits for a request expires the leases that are due."""
+"""Interval at which a process that waits expires leases that are due."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServerReports:
-    """Functions of a manager that read what its servers reported, which stands above this room.
+class AgentReports:
+    """Functions that read what agents reported; injected, since `fleet` imports this package.
 
     `use_of` returns the use of the GPUs of these servers, by default of all; `measures_of` what was measured
     of the leases that run, by fencing token.
@@ -87,28 +87,28 @@ class Queries:
     _queue: QueueView
     _entries: SharedEntries
     _forecasts: Forecasts
-    _reads: ServerReports | None
+    _agent_reports: AgentReports | None
     store: Store
     settings: Settings
 
     @property
-    def _reports(self) -> ServerReports:
-        if self._reads is None:
+    def _required_reports(self) -> AgentReports:
+        if self._agent_reports is None:
             raise ResourceManagerError(
-                "this manager reads no reports of servers: resource_manager.fleet.opening opens one that does"
+                "this manager reads no reports of agents: open it by resource_manager.fleet.opening"
             )
-        return self._reads
+        return self._agent_reports
 
     def caller_name(self) -> str:
-        """Return the name of the user who runs this process, as its system says."""
+        """Return the operating system's name of the user who runs this process."""
         return user_name()
 
     def stated_owner(self, owner: str) -> str | None:
-        """Return `owner`: who has the store itself is whom they say they are."""
+        """Return `owner`: a caller with the store itself is believed."""
         return owner
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
-        """Let this caller end the lease or pending request: with the store itself, any."""
+        """Raise nothing: a caller with the store itself may end any lease or request."""
 
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
@@ -163,8 +163,8 @@ class Queries:
     def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
         """Return what changed of leases and requests after a version, once something has, or at the timeout.
 
-        Only of those whose ids begin with `prefix`. Renewals, placed jobs and announced demands are no such
-        changes. If the history does not go back to that version, all there are is the answer.
+        Only of those whose ids begin with `prefix`; renewals, placed jobs and announced demands do not count.
+        If the history no longer has that version, the answer is all of them.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -203,8 +203,8 @@ class Queries:
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
 
-        `estimated` adds `estimated_start`, which costs more than all the rest. Who asks for the same is given
-        the same, of a long queue for some seconds.
+        `estimated` adds `estimated_start`, which costs more than all the rest. Callers share one answer,
+        which of a long queue may be some seconds old.
         """
         if estimated:
             return self._queue.entries()
@@ -226,7 +226,7 @@ class Queries:
         """Explain why the pending request of that name waits, and when it should start.
 
         It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`; of several the
-        pending one is meant. What has a lease has that as its reason.
+        pending one is meant. For one that has a lease, the reason says so.
         """
 
         def view(cluster: ClusterState, now: float) -> Explanation:
@@ -237,14 +237,14 @@ class Queries:
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys.
 
-        Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
-        as they are given. Raises `InvalidRequestError` for another `what`.
+        With `by` only those asked for by that name (`*` stands for any text), with `what` only those of that
+        kind (`What`). Raises `InvalidRequestError` for another `what`.
         """
         return recorded(self.store, after, limit, by, what_of(what))
 
     def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
         """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
-        return self._reports.use_of(self, servers or None)
+        return self._required_reports.use_of(self, servers or None)
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
         """Return the GPU-hours of the last time, in seconds or as `30d`, by these keys.
@@ -254,7 +254,7 @@ class Queries:
         from resource_manager.manager.report import ReportQuery
 
         query = ReportQuery.of(by, since)
-        measures = self._reports.measures_of(self)
+        measures = self._required_reports.measures_of(self)
         return self.accounts().report(query, measures=measures, prices=self.prices())
 
     def estimates(self) -> EstimatesView:
