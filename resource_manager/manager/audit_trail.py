@@ -33,7 +33,7 @@ Write = Callable[[Sequence[Line]], None]
 
 
 class _Cursor(NamedTuple):
-    """How far a trail to a place came in a state; an empty incarnation is that of none."""
+    """Position of a trail: place, state and the version written last; without an incarnation nothing is."""
 
     incarnation: str = ""
     version: int = 0
@@ -45,19 +45,19 @@ class AuditTrail:
 
     The cursor moves after the lines are on disk: a crash between repeats lines, which have the same `version`
     and `at`, and loses none. Changes that the store dropped unread, and a state that took another's place,
-    are lines of their own. `place` is where the lines go: of its cursors in the folder the newest of
-    this state counts, as of a store whose address or password was another one. Raises `SettingsError` for a
-    cursor that cannot be read.
+    are lines of their own. `place` is where the lines go. The newest cursor in the folder for this state and
+    place counts, so that a store whose address or password changed is not written again. Raises
+    `SettingsError` for a cursor that cannot be read.
     """
 
     def __init__(self, manager: GPUResourceManager, write: Write, cursor: Path, place: str = "") -> None:
         self._manager = manager
         self._write = write
         self._cursor, self._place = cursor, place
-        known, state = _read_cursor(cursor), manager.store.incarnation
-        if place and state and known.incarnation in ("", state):
-            known = max(known, _newest_in(cursor.parent, place, state))
-        self._incarnation, self._version = known.incarnation, known.version
+        stored, state = _read_cursor(cursor), manager.store.incarnation
+        if place and state and stored.incarnation in ("", state):
+            stored = max(stored, _newest_in(cursor.parent, place, state))
+        self._incarnation, self._version = stored.incarnation, stored.version
 
     def follow(self) -> int:
         """Write what changed since the last call and return the number of changes."""
@@ -65,7 +65,7 @@ class AuditTrail:
         incarnation = self._manager.store.incarnation
         written, last, before, began = 0, self._version, 0, -math.inf
         if self._incarnation and incarnation != self._incarnation:
-            self._write([_mark("state_replaced", version=now_at, before=self._version)])
+            self._write([_gap("state_replaced", now_at, self._version)])
             last, before, began = 0, self._version, began_at(incarnation)
         is_known = incarnation == self._incarnation
         while page := self._manager.history(last, PAGE):
@@ -74,19 +74,19 @@ class AuditTrail:
                 # A reset keeps the history of the state before it, most of which is written already.
                 is_earlier, is_written = entry["at"] < began, entry["version"] <= before
                 if is_known and entry["version"] != last + 1:
-                    lines.append(_mark("dropped_unread", version=entry["version"], before=last))
+                    lines.append(_gap("dropped_unread", entry["version"], last))
                 if not (is_earlier and is_written):
                     lines.append(dict(entry))
                     written += 1
                 last, is_known = entry["version"], not is_earlier
             if lines:
                 self._write(lines)
-                self._keep(incarnation, last)
+                self._store_cursor(incarnation, last)
         if incarnation != self._incarnation:  # a state without a history begins where it is
-            self._keep(incarnation, now_at)
+            self._store_cursor(incarnation, now_at)
         return written
 
-    def _keep(self, incarnation: str, version: int) -> None:
+    def _store_cursor(self, incarnation: str, version: int) -> None:
         with replacing(self._cursor, 0o600) as stream:
             stream.write(json.dumps(_Cursor(incarnation, version, self._place)._asdict()))
             stream.flush()
@@ -112,7 +112,7 @@ def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> Audit
 
 
 class FileWriter:
-    """Appender that opens the file each time: one that was moved away is begun anew."""
+    """Appender that opens the file for each call, so that a rotated one begins again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,7 +120,7 @@ class FileWriter:
     def __call__(self, lines: Sequence[Line]) -> None:
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            end = _whole_lines(file)
+            end = _cut_half_line(file)
             try:
                 file.write("".join(f"{_text(line)}\n" for line in lines).encode())
                 file.flush()
@@ -140,8 +140,8 @@ def to_syslog(lines: Sequence[Line]) -> None:
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
-                known = {name: line.get(name, "") for name in ("version", "change", "at", "by")}
-                log.send(_message({**known, "truncated": True}))
+                shortened = {name: line.get(name, "") for name in ("version", "change", "at", "by")}
+                log.send(_message({**shortened, "truncated": True}))
 
 
 def _message(line: Line) -> bytes:
@@ -152,12 +152,13 @@ def _text(line: Line) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def _mark(change: str, **values: Any) -> Line:
-    logger.warning("audit: %s: the store is at version %d, the trail at %d", change, *values.values())
-    return {"change": change, **values}
+def _gap(change: str, version: int, before: int) -> Line:
+    """Log that the trail has a gap, and return the line for it."""
+    logger.warning("audit: %s: the store is at version %d, the trail at %d", change, version, before)
+    return {"change": change, "version": version, "before": before}
 
 
-def _whole_lines(file: Any) -> int:
+def _cut_half_line(file: Any) -> int:
     """Cut off a last line that a crash left without its end; return the size, and seek to it."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
@@ -190,6 +191,6 @@ def _read_cursor(path: Path) -> _Cursor:
         return _Cursor()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(
-            f"{path}: not the cursor of an audit trail; remove it, and what the store still keeps is written "
-            f"again: {error}"
+            f"{path}: not the cursor of an audit trail ({error}): remove it, and what the store still has is "
+            "written again"
         ) from error
