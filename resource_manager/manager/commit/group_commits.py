@@ -170,7 +170,7 @@ class GroupCommits:
                 if isinstance(operation, Expirations):
                     _log(cluster, operation.due)
                 operation.finish(cluster, now)
-        self._recovery.extended()
+        self._recovery.note_extended()
         self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:

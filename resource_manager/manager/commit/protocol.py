@@ -192,7 +192,7 @@ class Transactions:
         operation = Expirations(self.deciding)
         self._groups.carry_out(operation, self._lock_timeout_s)
         _answer(operation)
-        self._recovery.watch(self.store.now())
+        self._recovery.report_watching(self.store.now())
         return operation.changes
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:

@@ -1,8 +1,8 @@
 """The recovery window: grants and expirations pause until owners could renew their leases.
 
-A restart of the store begins it, which the store itself notices, or a jump of its clock, which processes
-notice that look at it all the time. One machine may be wrong about a jump: its processes pause on their own.
-A second one that saw the same makes it a window for all, or the first where no other watches.
+It begins with a restart of the store, which the store notices, or with a jump of the store's clock, which the
+processes that read it notice. Since one machine may be wrong about a jump, its processes pause alone; it
+becomes a window for all once a second machine saw the same jump, or at once where no other watches.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from resource_manager.storage.reports import Sighting
 
 logger = logging.getLogger(__name__)
 
-TELL_EVERY_S = 20.0
-"""Interval at which a process that expires leases tells that its machine watches the store's clock."""
+SIGHTING_EVERY_S = 20.0
+"""Interval at which a process that expires leases stores that its machine watches the clock."""
 
 WATCHING_S = 60.0
-"""Time for which a machine counts as watching after that."""
+"""Time for which such a machine counts as watching."""
 
 UNSEEN = Sighting(0.0)
 
@@ -45,9 +45,9 @@ class Recovery:
         self._clock_jump_s = 0.0
         self._seen: ClockJump | None = None
         self._seen_at = 0.0
-        self._untold: ClockJump | None = None
+        self._unstored: ClockJump | None = None
         self._extends: ClockJump | None = None
-        self._told_at = self.steady()
+        self._reported_at = self.steady()
 
     @property
     def suspends_grants(self) -> bool:
@@ -77,10 +77,10 @@ class Recovery:
     # ---- jumps of the clock ----
 
     def note_jump(self, cluster: ClusterState, now: float) -> ClockJump | None:
-        """Suspend grants if the store's clock jumped since the last look; return a jump that is new.
+        """Suspend grants if the store's clock jumped since the last reading; return a jump that is new.
 
-        The first look is compared with that of the process of this machine that told last; raises
-        `StoreError` if it cannot be read.
+        The first reading is compared with the last one that a process of this machine stored; raises
+        `StoreError` if that cannot be read.
         """
         clock = self._store.clock
         if clock is None:
@@ -90,32 +90,35 @@ class Recovery:
             jump = self._jump_before(clock) or jump
         is_new = jump is not self._seen
         if is_new and jump is not None:
-            self._seen = self._untold = jump
-            self._seen_at = self._store.now()  # `now` may be from before another thread learnt of the jump
-            self._ends_at = time.monotonic() + cluster.settings.confirmation_window_s
-            self._clock_jump_s = jump.seconds
-            logger.warning(
-                "the store's clock jumped by %+.1f s: this process grants and expires nothing for %g s",
-                jump.seconds,
-                cluster.settings.confirmation_window_s,
-            )
-        if self._untold is not None:
-            self._tell(self._untold, now, clock)
+            self._suspend_for(jump, cluster)
+        if self._unstored is not None:
+            self._store_jump(self._unstored, now, clock)
         return jump if is_new else None
 
-    def watch(self, now: float) -> None:
-        """Tell now and then that this machine watches the store's clock."""
+    def _suspend_for(self, jump: ClockJump, cluster: ClusterState) -> None:
+        self._seen = self._unstored = jump
+        self._seen_at = self._store.now()  # `now` may be from before another thread learnt of the jump
+        self._ends_at = time.monotonic() + cluster.settings.confirmation_window_s
+        self._clock_jump_s = jump.seconds
+        logger.warning(
+            "the store's clock jumped by %+.1f s: this process grants and expires nothing for %g s",
+            jump.seconds,
+            cluster.settings.confirmation_window_s,
+        )
+
+    def report_watching(self, now: float) -> None:
+        """Store that this machine watches the store's clock, if it did not a moment ago."""
         clock = self._store.clock
-        if clock is None or self.steady() - self._told_at < TELL_EVERY_S:
+        if clock is None or self.steady() - self._reported_at < SIGHTING_EVERY_S:
             return
-        self._told_at = self.steady()
-        self._put(self._sighting(now, clock))
+        self._reported_at = self.steady()
+        self._report(self._sighting(now, clock))
 
     def extensions(self, cluster: ClusterState, now: float) -> Sequence[Change]:
         """Return renewals that give leases back what a jump forward, stored by this process, took of them.
 
-        A lease that is renewed every third of its life could end before its owner comes. One that was renewed
-        since ends too late for that. Quarantined, revoked and preempted ones have no life to give back.
+        A lease renewed every third of its life could end before its owner comes. One renewed since the jump
+        ends too late to be among them. Quarantined, revoked and preempted ones have no life to give back.
         """
         jump = self._extends
         if jump is None:
@@ -130,24 +133,24 @@ class Recovery:
             and lease.expires_at <= now - jump.seconds + lease.request.ttl_s + JUMP_S
         ]
 
-    def extended(self) -> None:
+    def note_extended(self) -> None:
         """Note that the extensions were committed."""
         self._extends = None
 
     def _jump_before(self, clock: ServerClock) -> ClockJump | None:
-        """Return the jump since a process of this machine told of its look; tell anew if that is long ago.
+        """Return the jump since the last stored reading of this machine; store a new one if that is old.
 
-        Where that process is dead or stopped, none else knows what the clock was before.
+        If the process that stored it is gone, nobody else knows what the clock was before.
         """
         last = self._store.reports.sightings().get(self.boot_id, UNSEEN)
         reading = clock.reading
         jump = reading.jump_since(last.reading)
-        if jump is None and reading.at - last.reading.at > TELL_EVERY_S:
-            self._put(last._replace(reading=reading))
+        if jump is None and reading.at - last.reading.at > SIGHTING_EVERY_S:
+            self._report(last._replace(reading=reading))
         self._is_compared = True
         return jump
 
-    def _tell(self, jump: ClockJump, now: float, clock: ServerClock) -> None:
+    def _store_jump(self, jump: ClockJump, now: float, clock: ServerClock) -> None:
         """Store the window for all if another machine saw the jump, or none else watches."""
         try:
             reports = self._store.reports
@@ -162,15 +165,15 @@ class Recovery:
                     logger.warning("grants and expirations pause for all: %s saw the jump", who)
                     self._extends = jump if jump.seconds > 0 else None
         except ResourceManagerError as error:
-            logger.warning("the jump of the store's clock was not told to others yet: %s", error)
+            logger.warning("the jump of the store's clock is not stored for other processes yet: %s", error)
             return
-        self._untold = None
+        self._unstored = None
 
-    def _put(self, sighting: Sighting) -> None:
+    def _report(self, sighting: Sighting) -> None:
         try:
             self._store.reports.put_sighting(self.boot_id, sighting)
         except StoreError as error:
-            logger.warning("not told that this machine watches the store's clock: %s", error)
+            logger.warning("cannot store that this machine watches the store's clock: %s", error)
 
     def _sighting(self, now: float, clock: ServerClock) -> Sighting:
         jump = (0.0, 0.0) if self._seen is None else (self._seen.seconds, self._seen_at)

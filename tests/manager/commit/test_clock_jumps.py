@@ -51,7 +51,7 @@ class Moved:
         if machine:
             manager._commits._recovery.boot_id = machine
             manager._commits._recovery._is_compared = False
-            manager._commits._recovery._told_at = float("-inf")
+            manager._commits._recovery._reported_at = float("-inf")
             manager.expire_and_schedule()
         return manager
 
