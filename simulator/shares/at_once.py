@@ -18,9 +18,11 @@ from simulator.shares.filling import Filling, Weigh
 
 
 def settle_at_once(rates: Any, sizes: Any, fleet: Sequence[int], weigh: Weigh, solve: Solve) -> Filling:
-    """Solve one program, or one for each place in the queues; `rates` and times have a row a job.
+    """Return the filling by one program, or by one for each place in the teams' queues.
 
-    Variables are c and the times, job by job; every row says that its left side is at most its bound.
+    `rates` are normalised throughputs by job (rows) and GPU type, `sizes` the GPUs of each job, `fleet` those
+    of each type. The variables are c, then the times job by job; each row is at most its bound. Raises
+    `SimulationError` if the solver fails.
     """
     jobs, types = rates.shape
     normalised = sparse.block_diag([sparse.coo_array(row) for row in rates[:, None, :]])
@@ -43,7 +45,7 @@ def settle_at_once(rates: Any, sizes: Any, fleet: Sequence[int], weigh: Weigh, s
             objective, rows, np.concatenate([np.where(active, -levels * inverse, most), limits, -levels])
         )
         if found is None:
-            raise SimulationError("--settle at_once: the solver found no optimum; try the other --solver")
+            raise SimulationError("--settle at_once: the solver found no optimum: try --solver ecos or highs")
         risen = np.where(active, (normalised @ found[1:] - levels) * inverse, most).min()
         levels += weights * risen
         settled |= active

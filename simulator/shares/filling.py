@@ -58,7 +58,10 @@ POLICIES = {
 
 
 class Filling(NamedTuple):
-    """Levels of one job of each group, the times of the last program, and the first program's c."""
+    """Levels of one job of each group, the times of the last program, and the first program's c.
+
+    `times` are by column of the program, or of `settle_at_once` by job and type.
+    """
 
     levels: Any
     times: Any

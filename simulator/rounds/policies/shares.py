@@ -1,4 +1,4 @@
-"""Shares of time turned into rounds (Narayanan et al., Gavel, OSDI 2020): who is owed the most runs next."""
+"""Shares of time turned into rounds (Narayanan et al., Gavel, OSDI 2020): what is owed most runs first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD_START_S = 60.0
 
 @dataclass(slots=True)
 class Account:
-    """The share of one job, the time it received since the last reset, and the time it was owed then."""
+    """Share of one job, the time it received since the last reset, and the time it was still owed then."""
 
     share: float | None = None
     received_s: float = HEAD_START_S
@@ -29,7 +29,7 @@ class Account:
 
 
 class RunByShares:
-    """Policy that gives each job, over many rounds, the share of time that a function says."""
+    """Policy that gives each job its share of time over many rounds."""
 
     def __init__(self, shares: Shares, solve: Solve) -> None:
         self._shares = shares
@@ -56,6 +56,7 @@ class RunByShares:
     def rank(self, jobs: Sequence[Job], gpus: float, now: float) -> list[Choice]:
         # A job that no server could take when the shares were computed has none.
         is_stale = self._stale or any(self._accounts[job].share is None for job in jobs)
+        # as in Gavel's code, time 0 counts as "never reset", so that the first round may reset again
         if is_stale and (now - self._reset_at >= RESET_S or self._reset_at == 0):
             self._reset(jobs, gpus, now)
         accounts = self._accounts
