@@ -1,4 +1,4 @@
-"""Commands about leases and pending requests that are there: renew, release, cancel, preempt."""
+"""Commands on leases and pending requests that exist: renew, release, cancel, preempt."""
 
 from __future__ import annotations
 
@@ -48,15 +48,14 @@ class Commands:
         also: Step | None = None,
         once: Once | None = None,
     ) -> ReleaseResult:
-        """End the lease if it has that fencing token and owner, as far as they are given.
+        """End the lease; with `fencing_token` or `owner` only if it has them.
 
-        `outcome` (SUCCESS, FAILED, …) and `reason` are written to the history. The remainder of a gang needs
-        its token. `job_end` is what the caller knows of a job that was placed: without it, its release is a
-        `JobPlacedError`; `forced` quarantines the lease. The task's next request avoids `failed_nodes`, on
-        which its job could not be started, for a while. `result` is stored in the same commit, for
-        `result_of`; it needs the fencing token. That of a stored job that has ended is by default what its
-        agents reported; one that is gone left none, and has FAILED. `also` says what else the commit
-        changes, on the state after the release.
+        `outcome` (SUCCESS, FAILED, …) and `reason` go to the history. `job_end` says what the caller knows of
+        a placed job: without it the release is a `JobPlacedError`, with `forced` the lease is quarantined.
+        The next request of the task avoids `failed_nodes`, where its job did not start, for a while. `result`
+        is stored in the same commit for `result_of` and needs the fencing token; of a stored job it is by
+        default what its agents reported, and FAILED if the job is gone. `also` makes further changes, on the
+        state after the release. A remainder of a gang needs its token.
         """
         end = _job_end(job_end, reason)
         check_text(outcome=outcome, reason=reason)
@@ -90,7 +89,7 @@ class Commands:
         outcome: str,
         reason: str,
     ) -> list[JobRow]:
-        """Return the result that is stored as a lease ends; none of a remainder, whose gang has one."""
+        """Return the rows of the result to store; none for a remainder, since its gang has one."""
         if fencing_token is None or (result is None and end not in (JobEnd.ENDED, JobEnd.GONE)):
             return []
         lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
@@ -234,8 +233,8 @@ class Commands:
         With `for_s`, at most a day, it lives for so many seconds if that is longer.
         The answer's `state` is PREEMPTING if the job must end by `until`.
 
-        Raises `LeaseNotFoundError` if the lease has ended, also if it is not in the state that took the place
-        of its own, and `OtherOwnerError` if it is not that owner's.
+        Raises `LeaseNotFoundError` if the lease has ended, or a state that replaced its own lacks it, and
+        `OtherOwnerError` if it is not that owner's.
         """
         try:
             return self._commits.run(
@@ -284,9 +283,11 @@ class Commands:
 
         try:
             return self._commits.run(step, lambda cluster, now: list(held))
-        except errors.NewerFormatError:  # of such a state each lease is renewed for itself
+        except errors.NewerFormatError:
+            # a newer version wrote this state: only steps about one lease are carried out on it
             return [self._is_renewed(each, owner) for each in renewals]
-        except errors.StateLostError:  # an owner whose lease is there is told at its next renewal
+        except errors.StateLostError:
+            # a lease that is there counts as renewed; its owner learns of the lost state at its next renewal
             lost = self._commits.lost([(each["task_id"], each["fencing_token"]) for each in renewals])
             if not any(lost):
                 raise

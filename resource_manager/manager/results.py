@@ -25,7 +25,7 @@ def answer_of(kind: type[T], thing: object, **more: Any) -> T:
 
 
 class ReleaseResult(StrEnum):
-    """Answer to a release: done, quarantined as its job may run, or there is no such lease of that holder."""
+    """Answer to a release: done, quarantined as its job may run, or no lease has that id, token and owner."""
 
     RELEASED = "released"
     QUARANTINED = "quarantined"

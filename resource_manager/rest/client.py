@@ -55,14 +55,14 @@ TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
 
 WAIT_S = 1.0
-"""Shortest time between two looks at a request that still waits: a service may answer at once."""
+"""Least time between two calls of `wait`, since a service that cannot hold it answers at once."""
 
 T = TypeVar("T")
 
 SUBMISSION = cast("type[Submission]", Submission)
 
 EXACT: dict[str, Any] = {"exact": True}
-"""Field of a call by a whole lease id: what nobody holds any more must not be taken for a name."""
+"""Field of a call by a full lease id, which must not be taken for a name once its lease is gone."""
 
 
 class ServiceClient(ClusterCalls, OriginalNames):
@@ -331,7 +331,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         return self._http.get(Page[Allocation], "/api/leases/preempting")["items"]
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
-        """Return as `status_of`, once a pending request is granted or gone, at most that much later.
+        """Return as `status_of` once the request is granted or gone, or after `timeout_s`.
 
         The service holds the request, or answers at once where this user has too many held already.
         """
@@ -380,7 +380,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         return self._http.post(DeviceAnswer, "/api/login", {})
 
     def end_log_in(self, device_code: str) -> LogInAnswer:
-        """Return the token of who logged in, nulls while nobody has."""
+        """Return the person's token, nulls until they have logged in."""
         return self._http.post(LogInAnswer, "/api/login/token", {"device_code": device_code})
 
     def log_out(self) -> None:

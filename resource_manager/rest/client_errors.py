@@ -1,4 +1,4 @@
-"""Errors of a lease service over HTTP: the manager's own, made again of its answers, and those of the way."""
+"""Errors of a service's client: the manager's own, rebuilt from its answers, and those of reaching it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ServiceError(errors.ResourceManagerError):
 class ServiceUnavailableError(ServiceError, errors.OutageError):
     """Failure to reach the service, or of the service to reach its store.
 
-    So is an answer that no GPU manager gave, whatever its status: proxies answer for a service that is out.
+    Also an answer that no GPU manager gave, whatever its status: proxies answer for a service that is down.
     """
 
 
 class ServiceBusyError(ServiceUnavailableError, errors.BusyError):
-    """One call too many (429)."""
+    """Refusal of one call too many (429)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(429, message)
@@ -42,7 +42,7 @@ class RefusedError(ServiceError):
 
 def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> errors.ResourceManagerError:
     """Return the error that the manager would have raised, with the service's message."""
-    kind = str(problem.get("type", ""))
+    urn = str(problem.get("type", ""))
     detail = str(problem.get("detail") or problem)
     error: errors.ResourceManagerError
     field: str | None = None
@@ -50,31 +50,31 @@ def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> err
         case {"errors": [{"field": str(first)}, *_]}:
             field = first or None
     if status == 503 and problem.get("kind") in list(RefusalKind):
-        refused = RefusalKind(problem["kind"])
-        # The other kinds have no known time.
-        known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
-        if refused is RefusalKind.LOCK_BUSY:
+        kind = RefusalKind(problem["kind"])
+        # only a recovery window says when it ends
+        ends_at_known = kind is RefusalKind.RECOVERING and retry_after.isdecimal()
+        if kind is RefusalKind.LOCK_BUSY:
             error = errors.LockTimeoutError(0.0)
             error.args = (detail,)
             return error
-        return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
-    if kind == errors.CLUSTER_CHANGED:
+        return RefusedError(status, Refusal(kind, detail, float(retry_after) if ends_at_known else None))
+    if urn == errors.CLUSTER_CHANGED:
         error = errors.ClusterChangedError()
-    elif kind == errors.UNKNOWN_SERVER:
+    elif urn == errors.UNKNOWN_SERVER:
         error = errors.UnknownNodeError(problem.get("server"), field=field)
-    elif kind == errors.SERVER_IN_USE:
+    elif urn == errors.SERVER_IN_USE:
         error = errors.ServerInUseError(problem.get("server", ""), ())
-    elif kind == errors.TASK_TAKEN:
+    elif urn == errors.TASK_TAKEN:
         error = errors.DuplicateTaskError(problem.get("task_id", ""), "")
-    elif kind == errors.ALREADY_DONE:
+    elif urn == errors.ALREADY_DONE:
         error = errors.AlreadyDoneError()
-    elif kind == errors.NOT_PREEMPTIBLE:
+    elif urn == errors.NOT_PREEMPTIBLE:
         error = errors.NotPreemptibleError()
-    elif kind == errors.AMBIGUOUS_NAME:
+    elif urn == errors.AMBIGUOUS_NAME:
         error = errors.AmbiguousNameError("", 0, "")
-    elif kind == errors.JOB_PLACED:
+    elif urn == errors.JOB_PLACED:
         error = errors.JobPlacedError(problem.get("task_id", ""), "", (), "")
-    elif kind == errors.NO_LEASE:
+    elif urn == errors.NO_LEASE:
         error = errors.LeaseNotFoundError(
             problem.get("task_id", ""),
             problem.get("fencing_token"),

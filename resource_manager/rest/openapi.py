@@ -23,7 +23,7 @@ def document(routes: tuple[Route, ...], gpus: tuple[int, int], prefix: str = "")
     """Return the OpenAPI 3.1 document of all routes that are not pages.
 
     `gpus` is the least and the greatest number of whole GPUs that a task may request; `prefix` is the path
-    at which the service is mounted. It is made once for each of these, and is not to be changed.
+    at which the service is mounted. Cached by its arguments: not to be changed.
     """
     shown = [route for route in routes if not route.page]
     kinds = {Problem: None} | {kind: None for route in shown for kind in (_body(route), route.answer) if kind}
@@ -35,9 +35,9 @@ def document(routes: tuple[Route, ...], gpus: tuple[int, int], prefix: str = "")
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
         operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
         for parameter in operation["parameters"]:
-            _state_range({parameter["name"]: parameter["schema"]}, gpus)
+            _set_range({parameter["name"]: parameter["schema"]}, gpus)
     for schema in schemas["$defs"].values():
-        _state_range(schema.get("properties", {}), gpus)
+        _set_range(schema.get("properties", {}), gpus)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -87,11 +87,11 @@ def _body(route: Route) -> type[BaseModel] | None:
     return route.body or route.described
 
 
-def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
-    """State the allowed range in the schemas of a number of `gpus`; 1 is in it, for a GPU fraction."""
+def _set_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
+    """Set the range of `gpus` in these schemas; 1 is always in it, for a GPU fraction."""
     least, most = gpus
     for name in ("gpus", "required_gpus"):
-        # Not that of a server in a cluster's file, which is no demand and has no description.
+        # that of a server in a cluster's file is no demand, and has no description
         if "description" in properties.get(name, {}) and properties[name].get("type") != "array":
             properties[name].update(minimum=min(least, 1), maximum=max(most, 1))
             properties[name]["description"] += f" From {least} to {most} on these servers."

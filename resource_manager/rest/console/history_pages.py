@@ -1,4 +1,4 @@
-"""Changes of the history that pages show."""
+"""The newest changes of the history, cached for pages, and those about a server's health in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ History = Callable[[int, int], Sequence[Recorded]]
 
 
 class RecentChanges:
-    """The newest changes of a history, read once and then as they come; thread-safe.
+    """The newest changes of a history, cached: read once, then followed; thread-safe.
 
     Open pages ask after each change of the cluster, and decoding the newest 20,000 takes long.
     """
@@ -51,7 +51,7 @@ class RecentChanges:
     def _follow(self, history: History, version: int) -> bool:
         """Add the changes up to this version; return False if they do not go on from those read before.
 
-        So where the store was set back to an older dump, or keeps none of these any more.
+        False after a restore of an older dump, or where the store has dropped them all.
         """
         if not self._changes or version > self._changes[-1]["version"] + MAX_LOOKED_AT:
             return False
@@ -65,8 +65,8 @@ class RecentChanges:
         return True
 
 
-def is_called(change: Recorded, name: str) -> bool:
-    """Return True if a change brings the lease or pending request with that short id or display name."""
+def introduces(change: Recorded, name: str) -> bool:
+    """Return True if the change grants, queues or announces what has that short id or display name."""
     shown, _, short_id = recorded_name(change).rpartition(" ")
     return bool(short_id) and name in (shown, short_id)
 

@@ -25,7 +25,7 @@ from resource_manager.manager.use_results import GpuUse
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
-from resource_manager.rest.console.history_pages import is_called
+from resource_manager.rest.console.history_pages import introduces
 from resource_manager.rest.ownership import may_read, owner_required
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
@@ -120,7 +120,7 @@ def look_at(service: Service, caller: Identity, name: str, token: int | None = N
         found["asked"] += [(name, text) for name, text in said.items() if text]
     changes = service.recent.newest(service.manager.history, found["totals"]["version"])
     if found["lease"] is None and found["waiting"] is None:
-        lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)
+        lease_id = next((lease_of(change) for change in changes if introduces(change, name)), lease_id)
     events = [
         change
         for change in changes
