@@ -102,13 +102,14 @@ def never_fits_words(fact: facts.NeverFits, request: Request) -> str:
     match fact:
         case facts.LabelsMissing():
             if request.labels_required == RUNS_JOBS:
-                who = "no server has" if required is None else f"{short(required)} has"
-                hint = "(job_user of a server names whom it runs them as); gpu-manager run does it over ssh"
-                return f"{who} {'an' if required is None else 'no'} agent that runs jobs {hint}"
-            who = "no server has" if required is None else f"{short(required)} has not"
+                who = "no server has an" if required is None else f"{short(required)} has no"
+                hint = "set job_user of a server, or use gpu-manager run, which works over ssh"
+                return f"{who} agent that runs jobs: {hint}"
             labels = plural(len(request.labels_required), "label")
             hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
-            return f"{who} {label_words(request)} as its {labels}{hint}"
+            if required is None:
+                return f"no server has {label_words(request)} as its {labels}{hint}"
+            return f"{short(required)} lacks the {labels} {label_words(request)}{hint}"
         case facts.LabelUnknown():
             return f"no server has the label {short(label)}, which the servers of the gang must share"
         case facts.AddressesMissing():
@@ -184,10 +185,8 @@ def not_now_words(fact: facts.NotNow, request: Request) -> str:
         case facts.NoFreeServer():
             return among_labelled(request) + _no_free_server(fact.lack, request)
         case facts.MembersFree():
-            one, where = (
-                fact.count == 1,
-                f" in {short(request.same)}={short(fact.domain)}" if request.same else "",
-            )
+            one = fact.count == 1
+            where = f" in {short(request.same)}={short(fact.domain)}" if request.same else ""
             if request.spread is Spread.SERVERS:
                 what = f"the {request.nodes} servers needed {'has' if one else 'have'}"
             else:
