@@ -18,7 +18,7 @@ from resource_manager.manager.serializers import deadline_in_words, interval_in_
 from resource_manager.manager.server_views import usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import api, problems
-from resource_manager.rest.console import actions, cells, joints, log_in, pages  # noqa: F401 - actions and log_in add their routes
+from resource_manager.rest.console import actions, cells, joints, pages, token_log_in  # noqa: F401 - actions and log-in add their routes
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.routing import unknown_path
