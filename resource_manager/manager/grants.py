@@ -233,7 +233,7 @@ class Grants:
                 step,
                 answers_in,
                 once=repeats.of_grants(once, requests, view),
-                refused=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
+                may_retry=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
             )
         except errors.LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)

@@ -48,7 +48,7 @@ def refusal_type(kind: RefusalKind) -> str:
 class ProblemError(Exception):
     """Problem document raised as an error: the status, the fault and its remedy.
 
-    `refused` makes it a refusal of that kind: it sets the type and the member `kind`.
+    `refusal` makes it one of that kind: it sets the type and the member `kind`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProblemError(Exception):
         *,
         error: str | None = None,
         kind: str = "about:blank",
-        refused: RefusalKind | None = None,
+        refusal: RefusalKind | None = None,
         headers: dict[str, str] | None = None,
         **members: Any,
     ) -> None:
@@ -66,14 +66,14 @@ class ProblemError(Exception):
         self.status = status
         self.detail = shortened(detail)
         self.error = self.detail if error is None else shortened(error)
-        self.kind = kind if refused is None else refusal_type(refused)
+        self.kind = kind if refusal is None else refusal_type(refusal)
         self.headers = headers or {}
         self.members = {
             name: shortened(value, 1000) if isinstance(value, str) else value
             for name, value in members.items()
         }
-        if refused is not None:
-            self.members["kind"] = str(refused)
+        if refusal is not None:
+            self.members["kind"] = str(refusal)
 
     def response(self) -> flask.Response:
         response = flask.jsonify(
@@ -160,7 +160,7 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
             return _invalid(error, max_priority=error.most)
         case errors.InvalidRequestError():
             return _invalid(
-                error, refused=RefusalKind.NEVER_FITS if isinstance(error, errors.NeverFitsError) else None
+                error, refusal=RefusalKind.NEVER_FITS if isinstance(error, errors.NeverFitsError) else None
             )
         case errors.LeaseNotFoundError():
             return ProblemError(
@@ -238,7 +238,7 @@ def from_refusal(refusal: Refusal) -> ProblemError:
         503,
         refusal.detail,
         error=ALLOCATION_FAILED,
-        refused=refusal.kind,
+        refusal=refusal.kind,
         headers=headers,
     )
 

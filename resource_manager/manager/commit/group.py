@@ -42,8 +42,8 @@ class Operation(Generic[T]):
 
     `by` names who asked for it, nobody if empty. `reference` is what the store keeps under its idempotency
     key, as JSON; `stored` is what the store had under its idempotency key, if
-    the change had been made before. `refused` tells of a step without changes whether it may be decided again
-    in a later group; a state of at most `max_age_s` is new enough to decide that there are none. `jobs` are
+    the change had been made before. `may_retry` says of a step without changes if it may be decided again in
+    a later group; a state of at most `max_age_s` is new enough to decide that there are none. `jobs` are
     stored with its changes, if it makes any. `turn` wakes
     the caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
@@ -52,7 +52,7 @@ class Operation(Generic[T]):
     reader: Reader[T]
     by: str
     once: Repeatable[T] | None = None
-    refused: Callable[[ClusterState], bool] | None = None
+    may_retry: Callable[[ClusterState], bool] | None = None
     max_age_s: float = 0.0
     jobs: Sequence[JobRow] = ()
     asked_at: float = field(default_factory=time.monotonic, init=False)
@@ -82,9 +82,9 @@ class Operation(Generic[T]):
 
     def is_refused(self, cluster: ClusterState) -> bool:
         """Return True if the step made no change, and another decision might."""
-        if self.changes or self.error is not None or self.refused is None:
+        if self.changes or self.error is not None or self.may_retry is None:
             return False
-        return self.refused(cluster)
+        return self.may_retry(cluster)
 
     def finish(self, cluster: ClusterState, now: float) -> None:
         """Apply the committed changes to the replica and call the reader."""

@@ -116,7 +116,7 @@ class Transactions:
         *,
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
-        refused: Callable[[ClusterState], bool] | None = None,
+        may_retry: Callable[[ClusterState], bool] | None = None,
         lease_id: str | None = None,
         max_age_s: float = 0.0,
         jobs: Sequence[JobRow] = (),
@@ -124,17 +124,16 @@ class Transactions:
         """Decide, commit and return the answer of `reader` on the state right after.
 
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
-        the changes are made only if none were made under that key. A step without changes that `refused`
-        confirms is decided again for `LOOK_AGAIN_S` under contention; that there are none may be decided on a
-        state of `max_age_s` ago. A step about `lease_id` alone, whose fencing token the caller has, is
-        carried out on a state that a newer version wrote, too. `jobs` are stored with the changes.
-        Raises the step's errors,
-        `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
+        the changes are made only if none were made under that key. A step without changes of which
+        `may_retry` is true is decided again for `LOOK_AGAIN_S` under contention; that there are none may be
+        decided on a state of `max_age_s` ago. A step about `lease_id` alone, whose fencing token the caller
+        has, is carried out on a state that a newer version wrote, too. `jobs` are stored with the changes.
+        Raises the step's errors, `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         by = self.by
         if (who := asking()) is not None:
             by, step = who.by, who.noting(step)
-        operation = Operation(step, reader, by, once, refused, max_age_s, jobs)
+        operation = Operation(step, reader, by, once, may_retry, max_age_s, jobs)
         try:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
                 return self._answer_again(once, reference)

@@ -344,7 +344,7 @@ class TestRefusalsUnderContention:
         grant(state, "a")
 
     def ask(self, state: Transactions, step: Step) -> set[str]:
-        return state.run(step, holders, refused=lambda cluster: "b" not in cluster.leases)
+        return state.run(step, holders, may_retry=lambda cluster: "b" not in cluster.leases)
 
     @pytest.mark.usefixtures("contended")
     def test_they_are_decided_again(self, state: Transactions, step: Step) -> None:
@@ -359,7 +359,7 @@ class TestRefusalsUnderContention:
     def test_what_needs_no_change_is_answered_at_once(
         self, state: Transactions, step: Step, looks: list[float]
     ) -> None:
-        assert state.run(step, holders, refused=lambda cluster: "a" not in cluster.leases) == {"a"}
+        assert state.run(step, holders, may_retry=lambda cluster: "a" not in cluster.leases) == {"a"}
         assert len(looks) == 1
 
     def test_without_contention_they_are_answered_at_once(
