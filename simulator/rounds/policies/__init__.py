@@ -15,7 +15,7 @@ from simulator.rounds.policies.max_min_fairness import max_min_fairness
 from simulator.rounds.policies.max_sum_throughput import max_sum_throughput
 from simulator.rounds.policies.min_total_duration import min_total_duration
 from simulator.rounds.policies.optimus import Optimus
-from simulator.rounds.policies.shares import RunByShares
+from simulator.rounds.policies.time_shares import RunByShares
 from simulator.rounds.policies.tiresias import Tiresias
 
 ROUND_POLICIES: dict[str, Callable[[Solve], RoundPolicy]] = {
