@@ -145,8 +145,8 @@ class Operations:
                 # A manager that adds a window does not look at the queue.
                 found = {window.window_id for window in windows}
                 batch = (
-                    self._join(change.at, Kind.CLUSTER)
-                    if self._kind is Kind.CLUSTER
+                    self._batches[-1]
+                    if self._goes_on(change.at, Kind.CLUSTER)
                     else self._begin(change.at, Kind.OTHER, dispatches=found <= self._windows)
                 )
                 batch.external.append(change)
@@ -173,9 +173,10 @@ class Operations:
 
     def _join(self, at: float, kind: Kind) -> EventBatch:
         """Return the last operation if it is of that time and kind and has no decisions, else another."""
-        if self._is_open and self._kind is kind and self._batches[-1].at == at:
-            return self._batches[-1]
-        return self._begin(at, kind)
+        return self._batches[-1] if self._goes_on(at, kind) else self._begin(at, kind)
+
+    def _goes_on(self, at: float, kind: Kind) -> bool:
+        return self._is_open and self._kind is kind and self._batches[-1].at == at
 
     def _expiry(self, change: changes.Quarantined | changes.Expired | changes.Preempting) -> EventBatch:
         self._unusual.add(change.fencing_token)

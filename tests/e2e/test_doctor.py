@@ -198,7 +198,7 @@ def test_agents_that_are_silent_old_blind_or_have_the_token_of_another(
     assert f"its agent is 0.0.1, this is {__version__}: install the same version there" in found["old"]
     assert "its agent has been silent for " in found["silent"]
     assert "systemctl status gpu-manager-agent" in found["silent"]
-    assert "its agent's token is in use, but no report of it comes" in found["robbed"]
+    assert "its agent's token is in use, but no report of it is taken" in found["robbed"]
     assert "gpu-manager agent install robbed --service URL" in found["robbed"]
 
 

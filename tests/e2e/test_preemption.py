@@ -133,7 +133,9 @@ def goes_on(victim, restarts):
 def test_a_preempted_training_loses_no_step_and_no_try(bench, teams, record_property, dag, team, priority):
     victim = bench.run(dag)
     victim.wait_until_training()
-    wait_for(lambda: victim.xcom("job_log_place")["offset"], what="a trigger that watches the job")
+    wait_for(
+        lambda: (victim.xcom("job_log_place") or {}).get("offset"), what="a trigger that watches the job"
+    )
     taker = bench.run(dag, team=team, priority=priority)
     taker.wait_until_training()
     times = times_of(bench, victim, taker, record_property)

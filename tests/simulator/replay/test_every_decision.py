@@ -457,9 +457,21 @@ LIMITED_IN_A_WINDOW = [
 """A lease reaches its limit in a maintenance window that preempts: it is preempted once, by the limit."""
 
 
+WINDOW_AFTER_TEAMS = [
+    Step(*step)
+    for step in (
+        ("submit", 5523), ("submit", 285), ("submit", 786459), ("release", 0), ("submit", 79), ("fail", 1151),
+        ("release", 0), ("release", 2349), ("members", 651), ("tick", 0), ("submit", 633183), ("submit", 0),
+        ("teams", 162679), ("window", 1341),
+    )
+]  # fmt: skip
+"""A window is added after the teams were changed, by a call of its own, which does not look at the queue."""
+
+
 @settings(max_examples=150)
 @given(courses())
 @example(Course("first_fit", "fifo", False, RULES[1], LIMITED_IN_A_WINDOW))
+@example(Course("first_fit", "fifo", False, RULES[1], WINDOW_AFTER_TEAMS))
 def test_under_the_live_policy_and_order_every_decision_is_the_recorded_one(course: Course) -> None:
     """Each job is there once with all its leases, and what is left at the end is the live state."""
     check_live_decisions(course)
