@@ -96,7 +96,7 @@ class ReportReceiver:
         self._received: dict[str, LastReport] = {}
         """The last report of each server that this process has received."""
         self.marks = StateMarks(manager)
-        self.board = JobBoard(manager, lambda: self.marks.is_behind)
+        self.board = JobBoard(manager, self._is_behind)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report) -> ReportAnswer:
@@ -182,6 +182,12 @@ class ReportReceiver:
         ):
             answer["jobs"] = True
         return answer
+
+    def _is_behind(self) -> bool:
+        """Return whether the state is an older dump; in a window the last check may be of before it."""
+        if self._store.suspension.until > self._store.now():
+            self.marks.check()
+        return self.marks.is_behind
 
     def _may_hurry(self) -> bool:
         """Count a report that is asked for early; return False above `MAX_FAST_REPORTS_PER_S`."""

@@ -26,7 +26,9 @@ from tests.agent.reporting import gpu, server
 from tests.builders import granted_lease
 from tests.fleet.test_job_board import run
 from tests.fleet.test_receiving import Service
+from tests.redis_server import RedisServer
 from tests.sql_servers import SqliteFiles
+from tests.storage.dumps import dump_of_redis, fail_over
 
 
 def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tmp_path: Path) -> None:
@@ -118,26 +120,53 @@ def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older
     assert "that the agent of gpu-a has seen: gpu-manager store restore" in refused.detail
 
 
+JOB = {"command": ["true"]}
+PLACE: Any = {"place": {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}}
+
+
+def running_jobs(store: Store) -> Service:
+    """Return a service on that store whose one server has an agent that runs jobs."""
+    service = Service(replace(server(), labels=RUNS_JOBS, job_user="train"), store=store)
+    service.report(gpu(0), gpu(1), **PLACE)
+    return service
+
+
 def test_a_service_on_an_older_state_has_no_job_ended_that_it_lacks_and_none_begun(tmp_path: Path) -> None:
     """What it lacks was granted since, and what it has not seen begin may have had its GPUs taken since."""
-    node = replace(server(), labels=RUNS_JOBS, job_user="train")
-    job = {"command": ["true"]}
     with closing(open_store(f"sqlite:///{tmp_path}/state.db")) as store:
-        service = Service(node, store=store)
-        told: Any = {"place": {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}}
-        service.report(gpu(0), gpu(1), **told)
-        lease = granted_lease(service.manager.submit("known", 1, job=job))
+        service = running_jobs(store)
+        lease = granted_lease(service.manager.submit("known", 1, job=JOB))
         gone, known = run(job_key("lost", 90)), job_key("known", lease["fencing_token"])
-        service.report(gpu(0), gpu(1), **told, runs=[gone])
+        service.report(gpu(0), gpu(1), **PLACE, runs=[gone])
         board = service.receiver.board
         assert {item["key"]: item["want"] for item in board.jobs("gpu-a")["jobs"]} == {
             gone["key"]: "stop",
             known: "run",
         }
-        service.report(gpu(0), gpu(1), **told, runs=[gone], generation=newer_than(store))
+        service.report(gpu(0), gpu(1), **PLACE, runs=[gone], generation=newer_than(store))
         assert board.jobs("gpu-a")["jobs"] == []
         service.manager.order_job("gpu-a", known, {"want": "stop"})
         assert [item["want"] for item in board.jobs("gpu-a")["jobs"]] == ["stop"], "what its owner orders"
+
+
+def test_no_job_is_ended_or_begun_before_a_store_that_came_back_is_compared_with_the_mark(
+    embedded_redis: RedisServer,
+) -> None:
+    """An older dump looks like a fail-over, and the last check was before it."""
+    url = embedded_redis.fresh_url()
+    with closing(open_store(url)) as store:
+        service = running_jobs(store)
+        marks = service.receiver.marks = StateMarks(service.manager, check_every_s=0.0)
+        granted_lease(service.manager.submit("known", 1, job=JOB))
+        service.report(gpu(0), gpu(1), **PLACE)
+        bring_back = dump_of_redis(url)
+        lost = granted_lease(service.manager.submit("lost", 1, job=JOB))
+        for _ in range(2):
+            marks.check()
+        bring_back()
+        fail_over(url)
+        service.report(gpu(0), gpu(1), **PLACE, runs=[run(job_key("lost", lost["fencing_token"]))])
+        assert service.receiver.board.jobs("gpu-a")["jobs"] == []
 
 
 def test_a_service_tells_agents_the_mark_of_a_while_ago(service: Service) -> None:
