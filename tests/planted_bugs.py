@@ -33,7 +33,7 @@ class Scope(NamedTuple):
 
 LUA = {
     "begin_session": Scope(f"storage/redis/test_expiry rest/test_redis_persistence {MEMORY}"),
-    "close_state": Scope(f"{CONTRACT} storage/test_backup"),
+    "close_state": Scope(f"{CONTRACT} storage/test_backup {MEMORY}"),
     "commit": Scope(f"storage/redis/test_lock {STORE}"),
     "handover": Scope(f"{LOCKS} {STORE}"),
     "lock": Scope(f"{LOCKS} {MEMORY} {JUMPS}"),
@@ -43,10 +43,9 @@ LUA = {
     ),
     "once": Scope(STORE),
     "preflight": Scope(STORE),
-    "put_report": Scope(STORE),
+    "put": Scope(f"storage/redis/test_client {STORE}"),
     "put_sighting": Scope(f"storage/redis/test_expiry {MEMORY}"),
     "refresh": Scope(STORE),
-    "remember": Scope(f"storage/redis/test_client {MEMORY}"),
     "replace_state": Scope(f"{STORE} storage/test_backup"),
     "stream_bytes": Scope(STORE),
     "suspend": Scope(f"{STORE} {JUMPS}"),

@@ -132,10 +132,8 @@ class RedisJobs:
         return {name: text.decode() for name, text in zip(asked, found, strict=True) if text}
 
     def write(self, rows: Sequence[JobRow]) -> None:
-        with self._client.reporting():
-            for row in rows:
-                life_ms = round(1000 * row.keep_s)
-                self._client.ask(("SET", self._key(row.name), row.text, "PX", life_ms))
+        for row in rows:
+            self._client.put((self._key(row.name), row.text, row.keep_s))
 
     def bytes_of(self, caller: str) -> int:
         sizes_key = self._client.key(f"jobs:of:{digest(caller)}")

@@ -110,13 +110,12 @@ class RedisReports:
         from resource_manager.storage.redis.client import load_script  # loads the driver
 
         self._client = client
-        self._put, self._put_sighting = load_script("put_report"), load_script("put_sighting")
+        self._put_sighting = load_script("put_sighting")
         self._sightings_key = client.key("witnesses")
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
-        keys = (self._key("report", server), self._key("report-record", server))
-        lives_ms = (max(int(1000 * ttl_s), 1), int(1000 * RECORD_TTL_S))
-        self._client.run(self._put, keys, (report, record, *lives_ms))
+        record_key = self._key("report-record", server)
+        self._client.put((self._key("report", server), report, ttl_s), (record_key, record, RECORD_TTL_S))
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
         return self._live("report", servers)

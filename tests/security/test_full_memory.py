@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import pytest
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Resumed
-from resource_manager.core.models import Node, Request
+from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, KeysFullError, StoreFullError
+from resource_manager.jobs.launchers import job_key
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
@@ -33,8 +35,11 @@ from resource_manager.storage.redis import store as redis_store
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.redis.store import RedisStore
+from tests.agent.reporting import gpu
+from tests.agent.test_generation import JOB, PLACE, running_jobs
 from tests.builders import granted_lease, present, queue_entry, redefine
 from tests.eventually import wait_for
+from tests.fleet.test_job_board import run
 from tests.manager.commit.test_clock_jumps import HOUR_S, lose
 from tests.redis_server import EMBEDDED, RedisServer, running_redis
 from tests.storage.walk import granted, started
@@ -141,6 +146,42 @@ def test_a_jump_of_the_clock_pauses_grants_for_all_with_full_memory(server: Redi
     store = RedisStore(RedisClient.from_url(server.url))
     store.refresh(None)
     assert store.suspension.clock_jump_s == pytest.approx(HOUR_S, abs=1.0)
+
+
+def test_stored_jobs_end_and_begin_with_full_memory(server: RedisServer) -> None:
+    """What agents report and are told to do has a bound of its own; refused, GPUs would idle."""
+    with closing(open_store(server.url)) as store:
+        fleet = running_jobs(store)
+        key = job_key("first", granted_lease(fleet.manager.submit("first", 2, job=JOB))["fencing_token"])
+        assert fleet.manager.submit("second", 2, job=JOB)["state"] == "WAITING"
+        fleet.report(gpu(0), gpu(1), **PLACE)
+        fill(server)
+        for state in ("running", "finished"):
+            fleet.report(gpu(0), gpu(1), **PLACE, runs=[run(key, state)])
+        fleet.report(gpu(0), gpu(1), **PLACE)
+        assert present(fleet.manager.result_of("first"))["exit_code"] == 0
+        wanted = fleet.receiver.board.jobs("gpu-a")["jobs"]
+        assert [item["spec"]["environment"]["GPU_LEASE_ID"] for item in wanted] == ["second"]
+        assert fleet.manager.order_job("gpu-a", wanted[0]["key"], {"want": "stop"})
+
+
+def test_a_waiter_gets_its_lease_with_full_memory(server: RedisServer) -> None:
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
+        for number in range(4):
+            manager.allocate_resources(f"t{number}", 8, 1)
+        manager.submit("w", 8, 1)
+        fill(server)
+        lease = manager.store.await_decision("w", lambda: not manager.release_resources("t0"), 5.0)
+        assert isinstance(lease, Lease)
+
+
+def test_a_state_is_closed_for_a_move_with_full_memory(server: RedisServer) -> None:
+    store = RedisStore(RedisClient.from_url(server.url))
+    version = started(store).version
+    fill(server)
+    store.close_state(version, "it moved")
+    store.refresh(None)
+    assert store.closed == "it moved"
 
 
 def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None:
@@ -304,7 +345,7 @@ def test_the_lock_of_a_variable_store_works_with_full_memory(server: RedisServer
     lock = RedisLock(client, "gpu_resource_lock:gpu_resource_status")
     assert lock.acquire(1)
     lock.release()
-    client.remember(client.key("witness"), 7)
+    client.put((client.key("witness"), 7, None))
     assert client.driver.get(client.key("witness")) == b"7"
 
 

@@ -345,7 +345,7 @@ class VariableStore:
             )
         self.incarnation, self._last_commit = new.incarnation, new.commit
         self._note(new)
-        self._client.remember(self._version_high_water, new.cluster.version)
+        self._client.put((self._version_high_water, new.cluster.version, None))
 
     @contextmanager
     def _holding(

@@ -49,6 +49,9 @@ RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha
 Command = Sequence[Any]
 """Name and arguments of a command."""
 
+Text = tuple[str, str | bytes | int, float | None]
+"""Key, text, and seconds to keep it, None for good."""
+
 
 def blocking_read(key: str, timeout_s: float) -> Command:
     """Return the command that waits until something is pushed to a list, and takes it away."""
@@ -219,9 +222,12 @@ class RedisClient:
         # Through sentinels the driver makes a mapping of it.
         return flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
 
-    def remember(self, key: str, value: str | int) -> None:
-        """Write a short value, also while the server's memory is full."""
-        self.run(load_script("remember"), (key,), (value,))
+    def put(self, *texts: Text) -> None:
+        """Write texts, also while the server's memory is full: what they take must be bounded otherwise."""
+        args: list[str | bytes | int] = []
+        for _, text, life_s in texts:
+            args += text, "" if life_s is None else max(round(1000 * life_s), 1)
+        self.run(load_script("put"), [key for key, _, _ in texts], args)
 
     def block_on(self, key: str, timeout_s: float) -> bytes | None:
         """Sleep until something is pushed to the list, and take it away; return None after `timeout_s`."""

@@ -245,10 +245,10 @@ class RedisStore:
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))
-        life_ms = round(1000 * (timeout_s + SOCKET_TIMEOUT_S))
         # An earlier request of that id may have been granted with nobody there.
         with self._client.reporting():
-            self._client.ask(("DEL", woken), ("SET", waits, 1, "PX", life_ms))
+            self._client.ask(("DEL", woken))
+        self._client.put((waits, 1, timeout_s + SOCKET_TIMEOUT_S))
         if is_decided():
             return True
         told = self._client.block_on(woken, timeout_s)

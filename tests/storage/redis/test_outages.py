@@ -57,7 +57,7 @@ def test_a_fault_is_named_with_what_to_do(
         operator.ping()
         fault(server)
         with pytest.raises(StoreUnavailableError) as caught:
-            client.remember(client.key("x"), 1)
+            client.put((client.key("x"), 1, None))
         assert f"{client.address}: {words}" in str(caught.value)
 
 
@@ -104,13 +104,13 @@ def test_a_connection_to_what_is_a_replica_by_now_is_made_anew(tmp_path: Path) -
     address.symlink_to(servers[0].socket)
     try:
         with closing(RedisClient.from_url(f"unix://{address}")) as client:
-            client.remember(client.key("x"), 1)
+            client.put((client.key("x"), 1, None))
             _is_replica(servers[0])
             with pytest.raises(StoreUnavailableError, match="read-only"):
-                client.remember(client.key("x"), 2)
+                client.put((client.key("x"), 2, None))
             address.unlink()
             address.symlink_to(servers[1].socket)
-            client.remember(client.key("x"), 3)
+            client.put((client.key("x"), 3, None))
         assert servers[1].client().get("{gpu_manager}:x") == b"3"
     finally:
         for server in servers:

