@@ -35,6 +35,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.wording import risk_in_words
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.storage import Store
+from resource_manager.storage.clock import JUMP_S
 
 logger = logging.getLogger(__name__)
 THREAD = "gpu-notices"
@@ -166,10 +167,11 @@ class NoticeSender:
             return mine
 
     def _is_due(self, cursor: Cursor, version: int, now: float) -> bool:
-        is_mine = cursor.by in ("", self._me) or cursor.until <= now
+        is_mine = cursor.by in ("", self._me) or not _is_ahead(cursor.until, now, CLAIM_S)
         is_other = cursor.incarnation != self._store.incarnation
         is_old = cursor.next_at <= now - NOTE_EVERY_S  # a new one, too: noted before its first event
-        return is_mine and cursor.next_at <= now and (cursor.version < version or is_other or is_old)
+        is_time = not _is_ahead(cursor.next_at, now, LONGEST_PAUSE_S)
+        return is_mine and is_time and (cursor.version < version or is_other or is_old)
 
     def _move(self, notice: Notice, cursor: Cursor) -> None:
         with self._locked():
@@ -228,6 +230,11 @@ class NoticeSender:
         if self._key:
             headers[SIGNATURE] = f"sha256={hmac.new(self._key, body, hashlib.sha256).hexdigest()}"
         return body, headers
+
+
+def _is_ahead(at: float, now: float, longest_s: float) -> bool:
+    """Return whether that is to come; what is further ahead than it can be is of before a clock's jump."""
+    return now < at <= now + longest_s + JUMP_S
 
 
 def _as_written(text: str) -> str:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -448,6 +449,27 @@ def test_a_quiet_fortnight_neither_repeats_nor_loses_an_event(hook: Hook) -> Non
     manager.drain("gpu-server-0", gpu=1)
     one.send(20)
     assert [event["subject"] for event in hook.events] == ["GPU 0 of gpu-server-0", "GPU 1 of gpu-server-0"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_notices_go_on_after_the_clock_was_set_back(hook: Hook, dies: bool) -> None:
+    """Else no service would send any for as long as the clock was ahead."""
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["gpu closed"], "to": hook.url})
+    [notice] = manager.read(lambda cluster, now: cluster.settings.notices)
+
+    def post(*call: Any) -> None:
+        if dies:
+            raise Killed
+
+    clock.now += 7 * 24 * 3600
+    manager.drain("gpu-server-0", gpu=0)
+    with suppress(Killed):
+        sender(manager, post=post).serve(notice)
+    clock.now -= 7 * 24 * 3600
+    manager.drain("gpu-server-0", gpu=1)
+    sender(manager).serve(notice)
+    assert [event["subject"] for event in hook.events][-1:] == ["GPU 1 of gpu-server-0"]
 
 
 def test_an_address_that_is_named_again_has_the_events_after_that(hook: Hook) -> None:
