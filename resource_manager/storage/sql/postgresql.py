@@ -54,12 +54,14 @@ _STATES: dict[str, tuple[dialect.FaultKind, str]] = {
         "it has no connection left: raise max_connections or its user's limit, or use a pooler",
     ),
     "25P03": ("away", "it ended a transaction that was left open"),
+    "25P04": ("away", "it ended a transaction that took long"),
     "40001": ("busy", "its transactions disturbed each other"),
     "40P01": ("busy", "its transactions disturbed each other"),
     "55P03": ("locked", "another session keeps its tables locked: see pg_locks"),
     "57P01": ("away", "it is shutting down"),
     "57P02": ("away", "it has crashed"),
     "57P03": ("away", "it is starting: try again shortly"),
+    "57P05": ("away", "it ended a session that was idle"),
 }
 _WORDS: tuple[tuple[str, str], ...] = (
     ("password authentication failed", "28P01"),

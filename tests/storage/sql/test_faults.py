@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
 
+import psycopg
 import pymysql
 import pytest
 from sqlalchemy.engine.default import DefaultDialect
@@ -137,6 +138,13 @@ def test_a_server_that_is_away_when_a_process_connects_for_the_first_time_is_ask
 def test_a_connection_that_mysql_says_it_closed_is_replaced(code: int) -> None:
     database = Database("mysql://manager@host/gpus")
     assert database.dialect.explain(pymysql.err.OperationalError(code, "closed")).kind == "away"
+
+
+@pytest.mark.parametrize("state", ["57P05", "25P04"], ids=["idle", "long"])
+def test_a_connection_that_postgresql_says_it_closed_is_replaced(state: str) -> None:
+    error = psycopg.OperationalError("FATAL: terminating connection due to a timeout")
+    error.sqlstate = state
+    assert Database("postgresql://manager@host/gpus").dialect.explain(error).kind == "away"
 
 
 def test_a_commit_whose_answer_was_lost_is_made_once(shared: SqlServer, stack: ExitStack) -> None:
