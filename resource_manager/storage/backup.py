@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,12 +165,15 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
                     history_until=backup.snapshot.version if store.incarnation == backup.incarnation else 0,
                     lock=lock,
                 )
-            except errors.StaleStateError:
+            except errors.StaleStateError as error:
+                if isinstance(error.__cause__, errors.LockError):  # it would be so each time
+                    raise
                 continue  # a commit came in between: it may be one that must not be lost
             names = () if is_whole else tuple(node.name for node in snapshot.nodes)
             return Restored(max(now - backup.taken_at, 0.0), names)
     finally:
-        lock.release()
+        with suppress(errors.LockError, errors.StoreUnavailableError):  # what is written stands
+            lock.release()
 
 
 def _owners_of_jobs(snapshot: Snapshot) -> dict[str, str]:

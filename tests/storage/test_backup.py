@@ -56,7 +56,10 @@ from resource_manager.storage.backup import (
     write_backup,
 )
 from resource_manager.storage.jobs import JobRow, job_name
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.store import RedisStore
 from tests.eventually import wait_for
+from tests.redis_server import RedisServer
 from tests.storage.dumps import dump_of_sqlite, fail_over
 from tests.storage.test_contract import fresh, normal
 from tests.storage.walk import add, granted, started
@@ -341,6 +344,20 @@ def test_a_grant_during_a_restore_is_not_lost_unseen(
     with pytest.raises(BackupRefusedError, match="holds a state already"):
         restore(Instead(store, restore=a_moment_later), backup)
     assert cluster_of(other).by_name.keys() == {f"gpu-server-{i}" for i in range(4)}
+
+
+def test_a_restore_that_stands_is_told_as_one_though_its_lock_was_lost(
+    embedded_redis: RedisServer, tmp_path: Path, opened: ExitStack
+) -> None:
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    store = opened.enter_context(closing(RedisStore(client)))
+
+    def without_lock(*values: Any, **options: Any) -> None:
+        client.driver.delete(client.key("lock"))
+        store.restore(*values, **options)
+
+    backup = backup_of_another(tmp_path, opened)
+    assert len(restore(Instead(store, restore=without_lock), backup).unsearched) == 4
 
 
 def backup_of_another(tmp_path: Path, opened: ExitStack) -> Backup:

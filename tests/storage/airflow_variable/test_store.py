@@ -205,6 +205,28 @@ def test_a_final_backup_is_taken_back_beside_a_redis_that_forgot_lock_and_versio
     assert list(cluster.leases) == ["a"]
 
 
+def test_a_restore_whose_lock_was_lost_says_so(
+    store: VariableStore, variables: Variables, redis_url: str, tmp_path: Path
+) -> None:
+    """Tried again without it, it would never end."""
+    add(store, started(store), "a")
+    write_backup(store, tmp_path / "state.json")
+    tries: list[str] = []
+
+    class Losing(VariableStore):
+        def restore(self, *given: Any, **more: Any) -> None:
+            client = RedisClient.from_url(redis_url)
+            client.driver.delete(client.key(f"gpu_resource_lock:{KEY}"))
+            tries.append(variables.texts[KEY])
+            assert len(tries) == 1, "it is tried again"
+            super().restore(*given, **more)
+
+    losing = Losing(variables, RedisClient.from_url(redis_url))
+    with pytest.raises(StaleStateError, match="lost"):
+        restore(losing, read_backup(tmp_path / "state.json"), force=True)
+    assert variables.texts[KEY] == tries[0]
+
+
 def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:
     started(store)
     value = json.loads(variables.texts[KEY])
