@@ -32,10 +32,13 @@ class Board:
         self.jobs = AgentJobs("here", root, changed=lambda: None, say=print)
         self.orders = {}
 
+    def number(self):
+        return f"{time.monotonic_ns():020d}"
+
     def order_job(self, server, key, order):
         rank = re.search(r"-(\d+)(\.\d+)?$", key)
         assert rank is not None
-        number = f"{time.monotonic_ns():020d}"
+        number = self.number()
         self.orders[key] = {
             **order,
             "n": number,

@@ -72,6 +72,25 @@ def test_a_job_begins_once_the_service_has_room_for_its_order(
     assert launcher.logs(job.key).status == ended
 
 
+def test_an_order_is_waited_for_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    """Its number is then below that of the order before."""
+
+    class SetBack(Board):
+        left = 9
+
+        def number(self) -> str:
+            self.left -= 1
+            return f"{self.left:020d}"
+
+    board = SetBack(str(tmp_path))
+    note_opened(board)
+    launcher, job = AgentLauncher(JobPlace("agent", "here")), Job("back-1", ("sleep", "60"))
+    launcher.prepare(job)
+    assert launcher.start(job)
+    assert launcher.stop(job.key, 1.0)
+    board.jobs.close()
+
+
 def test_an_order_for_which_there_is_never_room_says_so(
     launcher: AgentLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
