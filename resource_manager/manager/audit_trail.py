@@ -45,9 +45,9 @@ class AuditTrail:
 
     The cursor moves after the lines are on disk: a crash between repeats lines, which have the same `version`
     and `at`, and loses none. Changes that the store dropped unread, and a state that took another's place,
-    are lines of their own. `place` is where the lines go. The newest cursor in the folder for this state and
-    place counts, so that a store whose address or password changed is not written again. Raises
-    `SettingsError` for a cursor that cannot be read.
+    are lines of their own. `place` is where the lines go. The newest cursor in the folder for this place, of
+    this state or of one before it, counts, so that a store whose address or password changed is not written
+    again. Raises `SettingsError` for a cursor that cannot be read.
     """
 
     def __init__(self, manager: GPUResourceManager, write: Write, cursor: Path, place: str = "") -> None:
@@ -178,7 +178,7 @@ def _newest_in(folder: Path, place: str, incarnation: str) -> _Cursor:
     for path in folder.glob("*.audit"):
         with suppress(SettingsError):  # it may be that of another trail
             each = _read_cursor(path)
-            if (each.place, each.incarnation) == (place, incarnation):
+            if each.place == place and each.incarnation <= incarnation:
                 newest = max(newest, each)
     return newest
 

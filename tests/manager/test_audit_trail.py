@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
 from resource_manager.manager.audit_trail import AuditTrail, FileWriter, audit_trail, to_syslog
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.storage import open_store
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.redis_server import RedisServer
 
 
@@ -69,6 +72,20 @@ def test_it_goes_on_where_the_store_has_another_address(tmp_path: Path) -> None:
     with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         audit_trail(manager, str(other), tmp_path / "state").follow()
     assert versions(file) == versions(other) == list(range(1, 7))
+
+
+def test_a_restore_into_another_store_is_a_line(tmp_path: Path) -> None:
+    file, backup = tmp_path / "audit.jsonl", tmp_path / "state.json"
+    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))
+    with GPUResourceManager.from_url(first, inventory=default_inventory()) as manager:
+        pairs(manager, 1)
+        audit_trail(manager, str(file), tmp_path / "state").follow()
+        write_backup(manager.store, backup)
+    with closing(open_store(second)) as store:
+        restore(store, read_backup(backup))
+    with GPUResourceManager.from_url(second, inventory=default_inventory()) as manager:
+        audit_trail(manager, str(file), tmp_path / "state").follow()
+    assert [line["change"] for line in lines(file)] == ["granted", "released", "state_replaced"]
 
 
 @pytest.mark.parametrize("at", ["before the write", "in a line", "before the cursor"])
