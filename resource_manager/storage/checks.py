@@ -63,8 +63,11 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
     try:
         with closing(open_store(settings.store, settings)) as store:
             state = store.refresh(None)
+            closed = Finding(False, f"the state is closed: {store.closed}")
     except (StoreError, SettingsError) as error:  # also that an airflow:// store needs Airflow
         return [Finding(False, str(error))]
+    if store.closed:
+        return [] if closed in findings else [closed]  # a Redis tells that without reading the state
     return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
 
 

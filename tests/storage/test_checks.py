@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from resource_manager.cli import main
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.assemble import persistence_of, standalone
-from resource_manager.storage import checks
+from resource_manager.storage import checks, open_store
+from resource_manager.storage.backup import write_backup
 from resource_manager.storage.redis.client import RIGHTS
 from tests.redis_server import RedisServer
 from tests.sql_servers import MariaDB
+from tests.storage.walk import started
 
 
 def faults(url: str) -> list[str]:
@@ -81,6 +84,16 @@ def test_a_state_that_cannot_be_reached_is_a_finding(own_redis: RedisServer) -> 
     [finding] = checks.of_state(Settings(store=url), [])
     assert not finding.ok
     assert "cannot be reached" in finding.text
+
+
+@pytest.mark.parametrize("kind", ["own_redis", "sqlite"])
+def test_a_closed_state_is_told_once(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+    url = request.getfixturevalue(kind).fresh_url()
+    with closing(open_store(url)) as store:
+        started(store)
+        write_backup(store, tmp_path / "state.json", closing="it moved")
+    done = CliRunner().invoke(main, ["--store", url, "store", "check"])
+    assert (done.exit_code, done.output.count("the state is closed: it moved")) == (1, 1)
 
 
 def test_the_redis_of_a_variable_holds_no_leases(own_redis: RedisServer) -> None:

@@ -188,15 +188,17 @@ class PostgreSQL(dialect.Dialect):
             connection,
             "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
             "pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), "
-            "current_setting('default_transaction_isolation')",
+            "current_setting('default_transaction_isolation'), current_setting('server_encoding')",
             {},
         ).fetchone()
-        number, version, is_standby, synchronous, fsync, isolation = row
+        number, version, is_standby, synchronous, fsync, isolation, encoding = row
         driver: Any = connection.driver_connection
         pooled = is_pooled(driver)
         found = [(number >= 130_000, f"PostgreSQL {version}; 13 or newer is needed")]
         if is_standby:
             found.append((False, _STATES["25006"][1]))
+        if encoding not in ("UTF8", "SQL_ASCII"):
+            found.append((False, _STATES["22P05"][1]))
         if synchronous == "off" or fsync == "off":
             found.append((False, f"synchronous_commit={synchronous}, fsync={fsync}: a crash loses commits"))
         if isolation != "read committed":

@@ -279,8 +279,11 @@ def test_names_are_kept_whatever_the_encoding_of_postgresql_or_refused_in_one_li
     name = f"in_{encoding.lower()}"
     postgresql.psql(f"DROP DATABASE IF EXISTS {name}")
     postgresql.psql(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
-    with closing(open_store(f"{postgresql.url.rpartition('/')[0]}/{name}")) as store:
+    url = f"{postgresql.url.rpartition('/')[0]}/{name}"
+    with closing(open_store(url)) as store:
         cluster = started(store)
+        faults = [finding.text for finding in checks.check(Settings(store=url)) if not finding.ok]
+        assert any("it has no UTF-8" in fault for fault in faults) is not takes
         if takes:
             add(store, cluster, "学習")
             assert [lease.lease_id for lease in fresh(store).leases] == ["学習"]
