@@ -91,8 +91,8 @@ class Attended:
         self._idle = IdleWarning(say)
 
     def run(self) -> int:
-        """Run the job until it ends; return its exit code."""
-        with ExitStack() as connection:
+        """Run the job until it ends, which Ctrl-Z does not stop; return its exit code."""
+        with self._signals.not_stopped(), ExitStack() as connection:
             renewing = self._session.repeating(self._renewed, RENEW_EVERY_S) if self._owns else nullcontext()
             with renewing:  # a log-in that asks for a password, and copying code, may take long
                 launcher = self._begun(connection)

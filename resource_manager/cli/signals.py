@@ -25,6 +25,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROMPT_S = 3.0
 """Longest wait for a silent store after a signal, so that the program has ended after 5 s."""
 
+STOPS_S = 0.1
+"""Time in which the others of a process group have stopped after Ctrl-Z, those that tidy up first, too."""
+
 
 class Interrupted(Exception):
     """A signal came, or what was waited for must end; `exit_code` is what the program ends with."""
@@ -68,6 +71,18 @@ class Signals:
             os.close(self._waker)
             self._waker = -1
 
+    @contextmanager
+    def not_stopped(self) -> Iterator[None]:
+        """Let Ctrl-Z stop, inside, neither this program nor the others of its process group, such as `tee`.
+
+        While it is stopped it renews no lease, and its job would wait for a reader that is.
+        """
+        before = signal.signal(signal.SIGTSTP, _wake_only)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, before)
+
     def wake(self) -> None:
         """End the main thread's wait, from any thread."""
         with self._closing, suppress(BlockingIOError):  # full of wakes
@@ -81,6 +96,9 @@ class Signals:
         if not poll.poll(None if timeout_s is None else max(1000 * timeout_s, 0.0)):
             return
         for number in os.read(self._awake, 4096):
+            if number == signal.SIGTSTP:
+                time.sleep(STOPS_S)
+                os.killpg(0, signal.SIGCONT)
             if number in ENDING and self.first is None:
                 self.first, self.first_at = signal.Signals(number), time.monotonic()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import DEFAULT, Mock
 
+import pexpect
 import pytest
 from click.testing import CliRunner, Result
 
@@ -513,6 +515,28 @@ def test_under_nohup_a_command_outlives_its_terminal(
     process.communicate(timeout=30)
     assert process.returncode == 9
     assert released(manager)["outcome"] == "FAILED"
+
+
+@pytest.mark.parametrize("reader", ["", " | cat"], ids=["in front", "before a pipe"])
+def test_ctrl_z_stops_neither_a_command_nor_who_reads_its_output(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path, reader: str
+) -> None:
+    """Its lease was renewed no more, and its job killed when its user came back."""
+    os.mkfifo(go := tmp_path / "go")
+    script = f"echo ready; read line < {go}; echo over"
+    command = shlex.join([*GPU_MANAGER, "run", "--gpus", "1", "--", "sh", "-c", script]) + reader
+    child = pexpect.spawn("bash", ["-mc", f"{command}; echo left"], env=environment, timeout=30)
+    try:
+        child.expect("ready")
+        child.sendcontrol("z")
+        child.expect_exact("^Z")
+        with go.open("r+b", 0) as line:  # which waits for no reader
+            line.write(b"\n")
+            assert child.expect(["over", "left"]) == 0, child.before
+        child.expect("left")
+    finally:
+        child.close(force=True)
+    assert released(manager)["outcome"] == "SUCCESS"
 
 
 @pytest.mark.parametrize(
