@@ -33,7 +33,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
     At a signal or an error the request leaves the queue, or the lease ends; what had its id before stays.
     """
     lease_id, said = demand.lease_id, None
-    before = session.ask(lambda manager: manager.status_of(lease_id))  # out of reach: nothing to give back
+    is_own = session.ask(partial(_is_own, demand=demand))  # out of reach: there is nothing to give back
     asked = session.begin(lambda manager: manager.submit(demand))
     try:
         found = session.signals.result(asked)
@@ -54,7 +54,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
         raise
     except BaseException as error:
         was_refused = asked.done() and asked.exception() is error and not is_outage(error)
-        if _is_own(before, demand) and (session.signals.first or not was_refused):
+        if is_own and (session.signals.first or not was_refused):
             session.give_back(lease_id, partial(_give_back, lease_id=lease_id, submitted=asked))
         raise
     return found
@@ -84,12 +84,12 @@ def _ask_again(manager: LeaseService, *, demand: Any) -> Any:
     return manager.submit(demand)
 
 
-def _is_own(before: Mapping[str, Any] | None, demand: Any) -> bool:
-    """Return whether what has the id of a demand is its own request, by what had it before.
-
-    A service, for which the demand names no owner, ends nothing of others.
-    """
-    return before is None or (before["state"] == "WAITING" and demand.owner in ("", before["owner"]))
+def _is_own(manager: LeaseService, *, demand: Any) -> bool:
+    """Return whether nothing has the id of a demand that is about to be made, or its own request."""
+    before = manager.status_of(demand.lease_id)
+    return before is None or (
+        before["state"] == "WAITING" and before["owner"] == (demand.owner or manager.caller_name())
+    )
 
 
 def _give_back(manager: LeaseService, *, lease_id: str, submitted: Future[Any]) -> None:

@@ -406,6 +406,24 @@ def test_a_signal_during_allocate_ends_nothing_that_had_the_name_before(
         assert (manager.status_of("train") is not None) == stays
 
 
+@pytest.mark.parametrize(("owner", "stays"), [("bob", True), ("", False)], ids=["another's", "own"])
+def test_a_signal_while_a_service_is_silent_ends_no_request_of_another_user(owner: str, stays: bool) -> None:
+    """Its operator may end any; who asks is known by the token alone."""
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        manager.submit("first", 2)
+        manager.submit("train", 1, owner=owner or user_name())
+
+        def silent(demand: object) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            raise StoreUnavailableError("it restarts")
+
+        service = Mock(wraps=manager, submit=silent, stated_owner=lambda owner: None)
+        words = ["allocate", "train", "--gpus", "1", "--wait"]
+        assert CliRunner().invoke(main, words, obj=holding(service)).exit_code == 130
+        assert (manager.status_of("train") is not None) == stays
+
+
 def test_a_job_whose_end_is_not_confirmed_in_time_keeps_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
