@@ -62,9 +62,9 @@ def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    if str(task_instance.state) == "failed":  # in a worker of Airflow 3.0 it is running
+    if task_instance.state == "failed":  # in a worker of Airflow 3.0 it is running
         _drop_kept(task_instance)
-    if str(task_instance.state) != "up_for_retry":
+    if task_instance.state != "up_for_retry":
         _task_ended(task_instance)
 
 

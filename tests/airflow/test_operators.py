@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.providers.standard.operators.bash import BashOperator
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
+    from airflow.sdk.api.datamodels._generated import TaskInstanceState
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from resource_manager.airflow import (
@@ -93,13 +94,13 @@ def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, e
     assert variables == {}
 
 
-@pytest.mark.parametrize("state", ["up_for_retry", "failed"])
+@pytest.mark.parametrize("state", [TaskInstanceState.UP_FOR_RETRY, TaskInstanceState.FAILED])
 def test_a_success_is_kept_for_the_next_try_while_there_is_one(manager, gpu_launcher, variables, state):
     """As where Airflow refuses the result of each try; else it stays among Airflow's Variables for good."""
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
     fire(asked(operator))
     listener.on_task_instance_failed(None, in_worker(operator, state=state), None)
-    assert len(variables) == (state == "up_for_retry")
+    assert len(variables) == (state is TaskInstanceState.UP_FOR_RETRY)
 
 
 def test_a_run_that_is_made_again_does_not_take_an_end_of_the_deleted_one(manager, gpu_launcher, variables):
