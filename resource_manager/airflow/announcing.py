@@ -107,7 +107,7 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
     connection among its templates.
     """
     templated = set(task.template_fields)
-    values = task.partial_kwargs if task.is_mapped else vars(task)
+    values = _arguments_of(task, dag_run.dag)
     if "gpu_demand" in templated:
         given = values.get("gpu_demand") or {}
         if not isinstance(given, Mapping) or _is_expanded(task, "gpu_demand"):
@@ -133,6 +133,14 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
         "team": team_of(task, demand.get("team"), context),
         "owner": owner_of(task, context),
     }
+
+
+def _arguments_of(task: Any, dag: Any) -> Mapping[str, Any]:
+    """Return the arguments of a task; a mapped one gets most of its DAG's `default_args` as it runs."""
+    if not task.is_mapped:
+        return {**vars(task)}
+    given = {name: value for name, value in dag.default_args.items() if not _is_expanded(task, name)}
+    return {**given, **task.partial_kwargs}
 
 
 def _is_expanded(task: Any, argument: str) -> bool:

@@ -125,6 +125,23 @@ def test_what_will_not_ask_for_a_lease_of_this_cluster_is_not_announced(
     assert [(each.task_id, each.after) for each in tasks_to_come(run_of(dag, monkeypatch))] == [("here", ())]
 
 
+@pytest.mark.parametrize("elsewhere", [{"gpu_conn_id": "other"}, {"launcher": "slurm"}])
+def test_a_mapped_task_asks_for_what_the_default_arguments_of_its_dag_say(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: dict[str, str]
+) -> None:
+    """It was announced to the default cluster, and stayed there until its run ended."""
+
+    def announced(**default_args: Any) -> dict[str, int]:
+        with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None, default_args=default_args) as dag:
+            GPUTrainingOperator.partial(task_id="mapped").expand(command=["a", "b"])
+            GPUTrainingOperator.partial(task_id="own", gpus=1).expand(command=["a", "b"])
+            GPUTrainingOperator.partial(task_id="differ", command="a").expand(gpus=[1, 4])
+        return {each.task_id: each.demand["gpus"] for each in tasks_to_come(run_of(dag, monkeypatch))}
+
+    assert announced(gpus=2) == {"mapped": 2, "own": 1}
+    assert announced(gpus=2, **elsewhere) == {}
+
+
 def test_finished_tasks_of_a_cleared_run_and_unknown_numbers_of_mapped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
