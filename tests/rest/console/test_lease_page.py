@@ -164,6 +164,7 @@ def test_output_is_followed_by_who_may_read_it_also_after_the_end(
     for is_over in (False, True):
         assert f'"key": "{key}"' in html.unescape(page(as_role(Role.OPERATOR)))
         assert key not in page(as_role(Role.READER))
+        assert (" data-live>" in page(as_role(Role.OPERATOR))) != is_over, "a job that is absent may begin"
         if not is_over:
             end: JobExit = {"exit_code": 0, "last_line": "", "ended_at": None}
             manager.release(NAME, fencing_token=granted, job_end="ended", result=end)

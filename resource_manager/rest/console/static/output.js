@@ -27,7 +27,7 @@
       over = false;
       text.textContent = "";
     }
-    return job && { ...job, lease: holder.dataset.lease };
+    return job && { ...job, lease: holder.dataset.lease, mayBegin: "live" in holder.dataset };
   }
 
   async function read(job) {
@@ -47,8 +47,9 @@
     }
     if (atEnd) text.scrollTop = text.scrollHeight;
     offset = part.offset;
-    over = part.is_all && part.status.state !== "running";
-    if (over && !text.textContent) said.textContent = part.status.state === "absent" ? "It is not kept any more." : "There is none.";
+    const isAbsent = part.status.state === "absent";
+    over = part.is_all && part.status.state !== "running" && !(isAbsent && job.mayBegin);
+    if (over && !text.textContent) said.textContent = isAbsent ? "It is not kept any more." : "There is none.";
     return part.is_all ? PAUSE_MS : 0;
   }
 
