@@ -211,7 +211,7 @@ ALONE = {
         "from resource_manager.rest.observability.tracing import request_span\n"
         "with request_span('x', {}): pass"
     ),
-    "airflow": "import resource_manager.airflow.operators, resource_manager.airflow.registration",
+    "airflow": "from resource_manager.airflow import *; import resource_manager.airflow.registration",
 }
 """Code for each extra that works with it and without the others."""
 
