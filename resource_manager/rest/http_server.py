@@ -25,6 +25,9 @@ HEADER_S = 10.0
 REQUEST_S = 60.0
 """Longest time until the body of a request is there too."""
 
+UNREAD_S = 120.0
+"""Longest time in which a client takes nothing of an answer."""
+
 MAX_CONNECTIONS = 512
 """Connections without a whole request; as many again may wait for a thread, and any number is held."""
 
@@ -65,7 +68,8 @@ class HoldingTask(WSGITask):  # type: ignore[misc]
         return self.channel.park(self.request)  # type: ignore[no-any-return]
 
     def build_response_header(self) -> bytes:
-        if self.channel.server.task_dispatcher.is_draining:
+        # The answers to requests that come before the last is answered would wait for who may read none.
+        if self.channel.server.task_dispatcher.is_draining or len(self.channel.requests) > 1:
             self.set_close_on_finish()
         header: bytes = super().build_response_header()
         return header
@@ -113,6 +117,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     trusted_proxy: str | None = None
     header_s: float
     request_s: float
+    unread_s: float
     task_class = HoldingTask
     held_request: Any = None
     """The request that is or was held: it is carried out once more, and then not held again."""
@@ -166,6 +171,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             self._is_outside = False
 
     def write_soon(self, data: Any) -> int:
+        if not self.total_outbufs_len:
+            self.last_activity = time.time()
         try:
             return int(super().write_soon(data))
         except OSError:  # a long answer waits in a file, for which there may be no space
@@ -235,6 +242,10 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         # waitress asks for each connection, once a second at least.
         if self._begun_at is not None and time.monotonic() > self._begun_at + self._allowed_s():
             self.will_close = True
+        # waitress would close it once its client can be sent something.
+        if (self.total_outbufs_len or self.will_close) and time.time() - self.last_activity > self.unread_s:
+            self.handle_close()
+            return False
         return bool(super().readable())
 
     def _allowed_s(self) -> float:
@@ -312,6 +323,7 @@ def bounded_server(
     max_connections: int = MAX_CONNECTIONS,
     header_s: float = HEADER_S,
     request_s: float = REQUEST_S,
+    unread_s: float = UNREAD_S,
 ) -> Any:
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
     _allow_open_files()
@@ -326,6 +338,7 @@ def bounded_server(
         connection_limit=threads + max_connections,
         asyncore_use_poll=True,  # select() fails from the 1,024th open file on
         channel_request_lookahead=1,
+        outbuf_high_watermark=2**40,  # above it a thread waits until the client reads
         # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
         max_request_body_size=16 * MAX_BODY_BYTES,
         clear_untrusted_proxy_headers=True,
@@ -337,6 +350,7 @@ def bounded_server(
         "trusted_proxy": trusted_proxy,
         "header_s": header_s,
         "request_s": request_s,
+        "unread_s": unread_s,
     }
     channel_class = type("Channel", (BoundedChannel,), bounds)
     for listener in _listeners(server):

@@ -159,21 +159,66 @@ def test_requests_that_wait_for_a_thread_are_left_out_of_the_loop_and_answered_i
         address = "127.0.0.1", int(server.effective_port)
         waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]
         for connection in waiting:
-            connection.sendall(GET + GET)  # the second is read once the first is answered
+            connection.sendall(GET)
         wait_for(lambda: len(server.task_dispatcher.queue) == 8)
         wait_for(lambda: len(server._map) == idle + 1)
         with socket.create_connection(address) as more:  # they count for their address nevertheless
             more.settimeout(30)
             assert more.recv(1000).startswith(b"HTTP/1.1 429")
-        for _ in range(4):  # they leave between their two requests
+        for _ in range(4):
             waiting.pop().close()
         ended.set()
         for connection in waiting:
             connection.settimeout(30)
-            answers = b""
-            while answers.count(b"ok") < 2:
-                answers += connection.recv(1000)
+            for then in (GET, b""):
+                answer = b""
+                while not answer.endswith(b"ok"):
+                    answer += connection.recv(1000)
+                connection.sendall(then)
         wait_for(lambda: len(server._map) == idle + 5)
+
+
+PART = b"x" * 2**24
+
+
+def in_parts(environ: Any, start_response: Any) -> list[bytes]:
+    """Answer a GET with more than any client's window takes, another method with nothing."""
+    parts = [PART] * 3 if environ["REQUEST_METHOD"] == "GET" else []
+    start_response("200 OK", [("Content-Length", str(len(PART) * len(parts)))])
+    return parts
+
+
+@pytest.mark.parametrize("sent", [GET, GET * 8], ids=["one", "several at once"])
+def test_who_reads_no_answer_keeps_no_thread_from_others(sent: bytes) -> None:
+    server = bounded_server(in_parts, "127.0.0.1", 0, threads=1)
+    address = "127.0.0.1", int(server.effective_port)
+    with listening(server), socket.create_connection(address) as mute:
+        mute.sendall(sent)
+        wait_for(lambda: any(channel.total_outbufs_len for channel in server.active_channels.values()))
+        for _ in range(4):
+            assert httpx.options(f"http://127.0.0.1:{address[1]}/", timeout=30).status_code == 200
+
+
+def test_the_answers_to_requests_that_come_at_once_do_not_add_up() -> None:
+    """A client that waits for no answer gets one, two if the second was late, and is told that it is last."""
+    server = bounded_server(in_parts, "127.0.0.1", 0, threads=1)
+    with listening(server), socket.create_connection(("127.0.0.1", int(server.effective_port))) as hasty:
+        hasty.sendall(GET.replace(b"GET", b"OPTIONS") * 60)
+        hasty.settimeout(30)
+        answers = hasty.makefile("rb").read()
+    assert 1 <= answers.count(b" 200 OK") <= 2
+    assert answers.count(b"Connection: close") == 1
+
+
+def test_a_connection_on_which_nothing_is_read_is_ended() -> None:
+    server = bounded_server(in_parts, "127.0.0.1", 0, threads=1, unread_s=0.5)
+    address = "127.0.0.1", int(server.effective_port)
+    with listening(server), socket.create_connection(address) as mute, httpx.Client() as other:
+        assert other.options(f"http://127.0.0.1:{address[1]}/").status_code == 200
+        mute.sendall(GET)
+        wait_for(lambda: len(server.active_channels) == 2)
+        wait_for(lambda: len(server.active_channels) == 1)
+        assert other.options(f"http://127.0.0.1:{address[1]}/").status_code == 200
 
 
 @pytest.mark.parametrize("path", [b"/api/status", b"/livez"])
