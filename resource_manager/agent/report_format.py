@@ -17,6 +17,7 @@ Text = Annotated[str, Field(max_length=probe.MAX_TEXT, pattern=f"^[^{UNPRINTABLE
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]
+ExitCode = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class ReportError(ResourceManagerError, ValueError):
@@ -108,7 +109,7 @@ class RunReport(Strict):
 
     key: Text
     state: Literal["absent", "running", "finished"]
-    exit_code: int | None
+    exit_code: ExitCode | None
     ended_at: Time | None
     checkpoint_at: Time | None
     preempted: bool

@@ -27,6 +27,9 @@ SOURCE = "slurm"
 INDEX = f"{SOURCE}/"
 """Name, no server can have it, of the record with the names of the clusters, and begin of those of theirs."""
 
+MAX_EXIT_CODE = 2**31 - 1
+"""Clients read no answer with a number that is far larger."""
+
 MAX_CLUSTERS = 16
 """Most clusters of which jobs are kept at once: any caller may name one."""
 
@@ -42,6 +45,9 @@ def _check(jobs: Sequence[SlurmJob]) -> None:
         times = (job["begins_at"], job["submitted_at"], job["started_at"], job["ended_at"])
         if not (0 <= job["gpus"] <= MAX_COUNT and 0 <= job["nodes"] <= MAX_COUNT):
             raise InvalidRequestError("{jobs}: gpus and nodes must be 0 to {:,}", MAX_COUNT, field="jobs")
+        if abs(job["exit_code"] or 0) > MAX_EXIT_CODE:
+            text = "{jobs}: exit_code must be {:,} to {:,}"
+            raise InvalidRequestError(text, -MAX_EXIT_CODE, MAX_EXIT_CODE, field="jobs")
         if not all(at is None or 0 <= at <= MAX_TIME_S for at in times):
             raise InvalidRequestError("{jobs}: times must be 0 to {:g} seconds", MAX_TIME_S, field="jobs")
 

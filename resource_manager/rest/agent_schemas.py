@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from resource_manager.agent.probe import MAX_ERROR
-from resource_manager.agent.report_format import Report, Time
+from resource_manager.agent.report_format import ExitCode, Report, Time
 from resource_manager.jobs.directories.job_files import LOG_CHUNK_BYTES
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest.schemas import Body, Query
@@ -39,7 +39,7 @@ class JobStatus(Body):
     """State of a job as its agent sees it."""
 
     state: Literal["absent", "running", "finished"]
-    exit_code: int | None
+    exit_code: ExitCode | None
     ended_at: Time | None
     checkpoint_at: Time | None
     preempted: bool

@@ -27,6 +27,15 @@ PROCESS = {
     "draws": False,
 }
 
+RUN = {
+    **dict.fromkeys(("exit_code", "ended_at", "checkpoint_at", "want", "n", "error", "refusal", "began")),
+    **dict.fromkeys(("last_line", "walls"), ""),
+    "key": "gpu-t-7",
+    "state": "finished",
+    "preempted": False,
+    "ended": True,
+}
+
 
 def report(*gpus: dict[str, Any], **other: Any) -> Report:
     made = probe.server_report("nvml", "550.54.15", [])
@@ -80,6 +89,7 @@ def of_gpu(**values: Any) -> Callable[[], Report]:
         (of_gpu(processes=[{**PROCESS, "command": "a\u202eb"}]), r"processes\.0\.command: "),
         (of_gpu(processes=[PROCESS] * 5000), r"gpus\.0\.processes: "),
         (of_gpu(xids=[{"xid": 79, "count": 0, "at": 1.0}]), r"gpus\.0\.xids\.0\.count: "),
+        (lambda: report(runs=[{**RUN, "exit_code": 2**63}]), r"runs\.0\.exit_code: "),
         (lambda: report(server="a b"), "report: server: "),
         (lambda: report(server=""), "report: server: "),
         (lambda: {name: value for name, value in report().items() if name != "gpus"}, "report: gpus: "),

@@ -288,6 +288,7 @@ def test_a_whole_part_of_an_output_is_taken_whatever_it_has(
         part("x", status={}),
         part("x", status={**RUNNING, "state": "?"}),
         part("x", status={**RUNNING, "ended_at": 1e308}),
+        part("x", status={**RUNNING, "exit_code": 2**63}),
     ],
     ids=lambda lie: str(lie)[:60],
 )

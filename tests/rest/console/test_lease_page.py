@@ -384,6 +384,8 @@ def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(
         {"nodes": 10**7},
         {"gpus": -1},
         {"nodes": -(10**400)},
+        {"exit_code": 2**63},
+        {"exit_code": -(2**63)},
         {"submitted_at": 1e308},
         {"ended_at": -1.0},
         {"owner": "a\u202eb"},
