@@ -37,7 +37,7 @@ spread = Random()
 """Of its own, so that waiting changes no random numbers of the program."""
 
 MAX_REPLY_BYTES = 64 * 2**20
-"""Most bytes of an answer: each job that should be on a server may have 64 KiB, and its walls another 20."""
+"""Most bytes of an answer: what the jobs that should be on a server need to start takes half of it."""
 
 OLDER = (
     "the service's state is older than one that this agent knows, so its answer is not followed: "

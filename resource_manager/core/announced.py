@@ -18,6 +18,9 @@ MAX_OF_RUN = 100
 MAX_AFTER = 50
 """Maximum of tasks after which an announced one comes."""
 
+MAX_AFTER_BYTES = 16 * 1024
+"""Maximum of their ids together."""
+
 ANNOUNCED_FOR_S = 7 * 86_400.0
 """Time after which a demand that is still announced is taken to be forgotten."""
 

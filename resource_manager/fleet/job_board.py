@@ -23,6 +23,7 @@ from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.fleet.job_places import STATE_MAX_AGE_S, have_not_begun, place_jobs, unplaced_on
+from resource_manager.fleet.job_shares import fitting
 from resource_manager.fleet.judgement import cleaned
 from resource_manager.fleet.lease_runs import LeaseRuns, was_refused
 from resource_manager.fleet.records import Record
@@ -129,6 +130,7 @@ class JobBoard:
             if not run["ended"] and (is_key(key) or run["state"] == "finished"):
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
+        items = fitting(items, {key: lease["owner"] for key, lease, _ in wanted})
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
         output = [{**each, **places.get(each["key"], {})} for each in self._questions(server)]
         tokens = [lease["fencing_token"] for lease in seen.unplaced]

@@ -23,6 +23,7 @@ from resource_manager.errors import (
     OtherOwnerError,
     ResourceManagerError,
 )
+from resource_manager.manager.commit.job_ends import is_on_agents
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.stored_jobs import JobExit, JobResult, Question, StoredJobs, check_job
 from resource_manager.storage import Store
@@ -108,22 +109,24 @@ class AgentJobCommands:
 
         Later orders have greater numbers.
         `order` is as `check_order` wants it. Raises `LeaseNotFoundError` if no lease
-        has that job, and `OtherOwnerError`.
+        has that job, `OtherOwnerError`, and `TooManyJobsError`, but not for the end of a job that was placed.
         """
         check_order(order)
-        request = self._request_of_job(server, key)
-        if request is None:
+        lease = self._lease_of_job(server, key)
+        if lease is None:
             raise _no_job(server, key)
+        request = lease.request
         if owner is not None and request.owner != owner:
             raise OtherOwnerError(request.lease_id, request.owner, owner)
         number = f"{round(self.store.now() * 1e6):017d} {secrets.token_hex(4)}"
-        self.stored_jobs.give_order(key, {**order, "n": number})
+        needs_room = request.owner != "" and ("spec" in order or not is_on_agents(lease))
+        self.stored_jobs.give_order(key, {**order, "n": number}, request.owner, needs_room=needs_room)
         self.stored_jobs.ring(server)
         return number
 
-    def _request_of_job(self, server: str, key: str) -> Request | None:
-        def view(cluster: ClusterState, now: float) -> Request | None:
-            return next((lease.request for name, _, lease in jobs_on(cluster, server) if name == key), None)
+    def _lease_of_job(self, server: str, key: str) -> Lease | None:
+        def view(cluster: ClusterState, now: float) -> Lease | None:
+            return next((lease for name, _, lease in jobs_on(cluster, server) if name == key), None)
 
         return self._commits.read(view)
 
@@ -132,10 +135,11 @@ class AgentJobCommands:
 
         Raises `LeaseNotFoundError`.
         """
-        found = self._request_of_job(server, key) or (
-            self.stored_jobs.result(lease_id, token_of_key(key)) if lease_id else None
-        )
-        if found is None or (isinstance(found, dict) and {"server": server, "key": key} not in found["jobs"]):
+        lease = self._lease_of_job(server, key)
+        if lease is not None:
+            return lease.request
+        found = self.stored_jobs.result(lease_id, token_of_key(key)) if lease_id else None
+        if found is None or {"server": server, "key": key} not in found["jobs"]:
             raise _no_job(server, key)
         return found
 

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from resource_manager.core.announced import ANNOUNCED_FOR_S, MAX_AFTER, MAX_ANNOUNCED, MAX_OF_RUN, run_of
+from resource_manager.core.announced import (
+    ANNOUNCED_FOR_S,
+    MAX_AFTER,
+    MAX_AFTER_BYTES,
+    MAX_ANNOUNCED,
+    MAX_OF_RUN,
+    run_of,
+)
 from resource_manager.core.changes import Announced, Change, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names, check_text
@@ -60,6 +67,8 @@ class Announcements:
         if len(after) > MAX_AFTER or not 0 <= copies <= MAX_COPIES:
             text = "{after} may have {} ids and {copies} must be from 0 to {:,}, got {} and {:,}"
             raise InvalidRequestError(text, MAX_AFTER, MAX_COPIES, len(after), copies)
+        if (size := sum(len(each.encode()) for each in after)) > MAX_AFTER_BYTES:
+            raise InvalidRequestError("{after} has {:,} bytes, at most {:,} are kept", size, MAX_AFTER_BYTES)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             lease_id = request.lease_id

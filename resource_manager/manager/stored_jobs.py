@@ -28,6 +28,7 @@ from resource_manager.storage.jobs import (
     TooManyJobsError,
     job_name,
     newest_name,
+    order_name,
     result_name,
 )
 from resource_manager.storage.once import digest
@@ -52,6 +53,9 @@ OUTPUT_S = 60.0
 
 KNOWN_S = 60.0
 """Time for which an agent counts as one that knows of a lease; it says so again with every question."""
+
+PREPARED_S = 3600.0
+"""Time for which an order to prepare a job stays: its end is that of no lease, where the job has no place."""
 
 MAX_QUESTIONS = 256
 """Most questions about output that wait for the agent of a server; the oldest make room."""
@@ -126,15 +130,11 @@ class StoredJobs:
                 field="job",
             )
         check_job(job)
-        if not self._has_room(owner, size):
-            raise TooManyJobsError(
-                f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
-                "until some have ended, or cancel pending requests"
-            )
+        self._check_room(owner, size)
         return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, owner, job]), LIVE_S)
 
-    def _has_room(self, owner: str, size: int) -> bool:
-        """Count a job of that caller if it fits; a refusal is always of what is stored now."""
+    def _check_room(self, owner: str, size: int) -> None:
+        """Count a job of that caller; raises `TooManyJobsError`, always because of what is stored now."""
         with self._counting:
             until, known = self._counted.pop(owner, (0.0, 0))
             now = time.monotonic()
@@ -144,7 +144,11 @@ class StoredJobs:
             self._counted[owner] = until, known + size * has_room
             while len(self._counted) > MAX_COUNTED:
                 del self._counted[next(iter(self._counted))]
-        return has_room
+        if not has_room:
+            raise TooManyJobsError(
+                f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
+                "until some have ended, or cancel pending requests"
+            )
 
     def rows_of_result(self, lease: Lease, ended: JobExit, outcome: str, reason: str) -> list[JobRow]:
         """Return what the commit that releases the lease stores, with the end of a long last line."""
@@ -205,16 +209,24 @@ class StoredJobs:
 
     def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
         """Return the orders about these jobs, by key; of one that is none of ours, why."""
-        return self._stored_values({digest(f"order {key}"): (key,) for key in keys}, "order")
+        return self._stored_values({order_name(key): (key,) for key in keys}, "order")
 
-    def give_order(self, key: str, order: Mapping[str, Any]) -> None:
-        """Store what an agent is to do with a job, in place of an earlier order."""
+    def give_order(
+        self, key: str, order: Mapping[str, Any], owner: str = "", *, needs_room: bool = True
+    ) -> None:
+        """Store what an agent is to do with a job of that owner, in place of an earlier order.
+
+        Raises `TooManyJobsError` where it `needs_room` and the owner has none.
+        """
         text = self._sealed(["order", key, order])
         if len(text) > 2 * MAX_JOB_BYTES:
             raise InvalidRequestError(
                 "{job} has {:,} bytes, at most {:,} are stored", len(text), 2 * MAX_JOB_BYTES, field="job"
             )
-        self._store.write([JobRow(digest(f"order {key}"), "", text, RESULT_S)])
+        if needs_room:
+            self._check_room(owner, len(text))
+        keep_s = PREPARED_S if order["want"] == "prepare" else RESULT_S
+        self._store.write([JobRow(order_name(key), owner, text, keep_s)])
 
     def ring(self, *servers: str) -> None:
         """Have services look at what the agents of these servers are to do."""

@@ -15,6 +15,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.demand import complaint, in_words
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
+from resource_manager.storage.jobs import TooManyJobsError
 from resource_manager.words import Words
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=errors.NOT_PREEMPTIBLE)
         case errors.IdempotencyKeyError():
             return ProblemError(422, detail)
-        case errors.KeysFullError():
+        case errors.KeysFullError() | TooManyJobsError():
             return ProblemError(429, detail, headers={"Retry-After": "60"})
         case errors.OtherOwnerError():
             return ProblemError(403, detail)
@@ -183,7 +184,7 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
             return ProblemError(
                 503, detail, error=ALLOCATION_FAILED, kind=errors.STORE_FULL, headers={"Retry-After": "60"}
             )
-        case errors.StoreUnavailableError() | errors.StaleStateError():
+        case errors.StoreUnavailableError() | errors.StaleStateError() | errors.LockError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
         case errors.StoreError():

@@ -46,7 +46,7 @@ class JobRow(NamedTuple):
 
 
 class TooManyJobsError(ResourceManagerError):
-    """A caller's stored jobs have `MAX_BYTES_OF_CALLER` already; each goes when its lease has ended."""
+    """A caller's stored jobs and orders have `MAX_BYTES_OF_CALLER` already; each goes after its lease."""
 
 
 class JobStore(Protocol):
@@ -64,6 +64,11 @@ class JobStore(Protocol):
 
 def job_name(lease_id: str) -> str:
     return digest(f"job {lease_id}")
+
+
+def order_name(key: str) -> str:
+    """Return the name of the last order about the job with that key."""
+    return digest(f"order {key}")
 
 
 def result_name(lease_id: str, fencing_token: int) -> str:
@@ -121,7 +126,10 @@ class RedisJobs:
     """`JobStore` in Redis: a key for each row, which commit.lua writes, and a hash of sizes a caller."""
 
     def __init__(self, client: RedisClient) -> None:
+        from resource_manager.storage.redis.client import load_script  # loads the driver
+
         self._client = client
+        self._put_size = load_script("put_size")
 
     def texts(self, names: Iterable[str]) -> dict[str, str]:
         asked = list(names)
@@ -134,6 +142,10 @@ class RedisJobs:
     def write(self, rows: Sequence[JobRow]) -> None:
         for row in rows:
             self._client.put((self._key(row.name), row.text, row.keep_s))
+            if row.caller:
+                sizes_key = self._client.key(f"jobs:of:{digest(row.caller)}")
+                args = row.name, len(row.text), round(1000 * LIVE_S)
+                self._client.run(self._put_size, [sizes_key], args)
 
     def bytes_of(self, caller: str) -> int:
         sizes_key = self._client.key(f"jobs:of:{digest(caller)}")

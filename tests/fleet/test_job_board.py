@@ -18,7 +18,7 @@ from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key, walls
 from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
-from resource_manager.storage.jobs import JobRow, job_name
+from resource_manager.storage.jobs import MAX_BYTES_OF_CALLER, JobRow, TooManyJobsError, job_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
 from tests.builders import Clock, granted_lease
@@ -422,6 +422,30 @@ def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
             fleet.manager.order_job(server, key, {"want": "stop"})
     with pytest.raises(ValueError, match="want must be one of prepare, run, terminate, preempt, stop"):
         fleet.manager.order_job("gpu-a", job_key("t", token), {"want": "reboot"})
+
+
+def test_orders_count_as_jobs_of_their_owner_until_the_lease_ends(fleet: Fleet) -> None:
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a"))
+    token = lease["fencing_token"]
+    key, jobs = job_key("t", token), fleet.store.jobs
+    start = {"want": "run", "spec": SPEC}
+    fleet.manager.order_job("gpu-a", key, start)
+    assert jobs.bytes_of("ada") > 0
+    other = JobRow(job_name("other"), "ada", "x" * MAX_BYTES_OF_CALLER, 600.0)
+    jobs.write([other])
+    fleet.clock.now += 1
+    manager = GPUResourceManager(Settings(store="memory://"), store=fleet.store)  # that has counted nothing
+    for order in (start, {"want": "stop"}):
+        with pytest.raises(TooManyJobsError):
+            manager.order_job("gpu-a", key, order)
+    manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    with pytest.raises(TooManyJobsError):
+        manager.order_job("gpu-a", key, start)
+    manager.order_job("gpu-a", key, {"want": "stop"})  # of a job that may run
+    jobs.write([other._replace(text="", keep_s=0.0)])
+    assert jobs.bytes_of("ada") > 0
+    manager.release("t", fencing_token=token, job_end="ended")
+    assert (jobs.bytes_of("ada"), manager.stored_jobs.orders([key])) == (0, {})
 
 
 @pytest.mark.usefixtures("fleet")

@@ -55,7 +55,7 @@ def part(text: str, /, **more: Any) -> dict[str, Any]:
 def manager() -> Iterator[GPUResourceManager]:
     user = pwd.getpwuid(os.geteuid()).pw_name
     nodes = [
-        Node(name, n, {"cpus": 8}, gpus(2), labels=RUNS_JOBS, job_user=user)
+        Node(name, n, {"cpus": 16}, gpus(2), labels=RUNS_JOBS, job_user=user)
         for n, name in enumerate(("gpu-a", "gpu-b"))
     ]
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
@@ -300,6 +300,47 @@ def test_a_lying_agent_breaks_no_reader_of_its_output(
     body = {"server": "gpu-a", "key": question["key"], "n": "1", "part": lie}
     assert agent(as_).post("/api/agent/logs", json=body).status_code == 400
     assert manager.stored_jobs.output(question) is None
+
+
+def ordered(client: FlaskClient, task: str, length: int) -> tuple[dict[str, Any], Any]:
+    """Get a hundredth of a GPU for a task; return an order for its job, and the answer to it."""
+    demand = {"task_id": task, "gpus": 1, "gpu_milli": 10, "cpus": 1, "server": "gpu-a"}
+    token = json_of(client.post("/api/allocate", json=demand))["fencing_token"]
+    spec = {**JOB, "environment": {"X": "x" * length}}
+    order = {"server": "gpu-a", "key": job_key(task, token), "order": {"want": "prepare", "spec": spec}}
+    return order, client.post("/api/jobs/order", json=order)
+
+
+def test_orders_of_leases_that_come_and_go_fill_no_store(as_: As, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.manager.stored_jobs.MAX_BYTES_OF_CALLER", 2**20)
+    eve = as_("eve", run_jobs=True)
+    statuses = []
+    for number in range(12):
+        _, answer = ordered(eve, f"t{number}", 100_000)
+        statuses.append(answer.status_code)
+        eve.post("/api/release", json={"task_id": f"t{number}"})
+    assert statuses == [200] * 10 + [429] * 2
+    submitted = eve.post("/api/submit", json={**DEMAND, "job": {"command": ["x" * 60_000]}})
+    for refused in (answer, submitted):
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "60")
+        assert json_of(refused)["detail"].startswith("the jobs of eve have 1 MiB already: wait until some")
+    assert ordered(as_("ada", run_jobs=True), "t", 60_000)[1].status_code == 200
+
+
+def test_long_jobs_of_one_owner_keep_no_other_job_from_its_agent(
+    as_: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.fleet.job_shares.FEW", 2)
+    monkeypatch.setattr("resource_manager.fleet.job_shares.MAX_SPEC_BYTES", 50_000)
+    eve, ada = (as_(name, run_jobs=True) for name in ("eve", "ada"))
+    orders = [ordered(eve, f"e{number}", 10_000)[0] for number in range(9)]
+    order, _ = ordered(ada, "a", 10_000)
+    mine = agent(as_)
+    assert [item["key"] for item in ask(mine).json["jobs"]] == [
+        each["key"] for each in (*orders[:2], order)
+    ], "of each owner the oldest"
+    assert eve.post("/api/jobs/order", json={**orders[8], "order": {"want": "stop"}}).status_code == 200
+    assert ask(mine).json["jobs"][2]["key"] == orders[8]["key"], "what ends a job is short"
 
 
 def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:

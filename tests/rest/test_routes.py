@@ -20,6 +20,7 @@ from resource_manager.cli.tables import leases_table
 from resource_manager.core.names import short_id
 from resource_manager.errors import (
     CorruptStateError,
+    LockError,
     LockTimeoutError,
     ResourceManagerError,
     StateLostError,
@@ -456,6 +457,7 @@ def test_an_unreachable_store_is_503(own_redis: RedisServer, kept: Persistence) 
         StateLostError("the state went back in time"),
         StateUnconfirmedError("nothing is granted yet", remaining_s=5.0),
         LockTimeoutError(60.0),
+        LockError("the state was not written: the lock had only 0.1 s left"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -185,6 +185,17 @@ def test_calls_beyond_the_quarter_are_refused_while_the_others_run(
     assert eve.get("/api/queue").status_code == 200
 
 
+def test_what_is_announced_after_other_tasks_is_short(as_role: AsRole) -> None:
+    """Each process that opens the store reads all of it, for a week."""
+    eve = as_role(Role.USER, "eve")
+    for length, status in ((300, 200), (900, 400)):
+        after = [f"{number:{length}}".replace(" ", "x") for number in range(50)]
+        answer = eve.post("/api/announce", json={"task_id": "run/task", **ONE, "after": after})
+        assert answer.status_code == status, answer.text
+    assert answer.json is not None
+    assert answer.json["errors"][0]["field"] == "after"
+
+
 # ---- decisions ----
 
 

@@ -153,7 +153,7 @@ def test_stored_jobs_end_and_begin_with_full_memory(server: RedisServer) -> None
     with closing(open_store(server.url)) as store:
         fleet = running_jobs(store)
         key = job_key("first", granted_lease(fleet.manager.submit("first", 2, job=JOB))["fencing_token"])
-        assert fleet.manager.submit("second", 2, job=JOB)["state"] == "WAITING"
+        assert fleet.manager.submit("second", 2, job=JOB, owner="ada")["state"] == "WAITING"
         fleet.report(gpu(0), gpu(1), **PLACE)
         fill(server)
         for state in ("running", "finished"):

@@ -1393,3 +1393,5 @@ def test_jobs_are_counted_for_their_caller(open_client: OpenStore) -> None:
     store_jobs(store, cluster, "a", JobRow("a" * 32, "me", "12345", 60), JobRow("b" * 32, "you", "1", 60))
     store_jobs(store, cluster, "b", JobRow("c" * 32, "me", "123", 60), JobRow("d" * 32, "me", "12", 0.05))
     wait_for(lambda: reader.jobs.bytes_of("me") == 8)
+    store.jobs.write([JobRow("e" * 32, "me", "1234", 60), JobRow("b" * 32, "me", "12", 60)])
+    assert reader.jobs.bytes_of("me") == 14
