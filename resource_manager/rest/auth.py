@@ -150,6 +150,8 @@ class TokenAuthenticator:
         self._clock = clock
         self._tokens: dict[str, Token] = {}
         self._noted_at: dict[str, float] = {}
+        self._gone: set[str] = set()
+        """Tokens of sessions for which the store was read in vain: they were revoked."""
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
@@ -159,9 +161,14 @@ class TokenAuthenticator:
             token = self.token_of(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
             return None if token is None else _holder(token)
         token_id, session_id = _session()
+        if not token_id:  # health needs no store
+            return None
         token = self._read().get(token_id)
-        if token is None and token_id:  # another service may have made it just now
+        if token is None and fresh and token_id not in self._gone:
+            # Another service may have made it just now.
             token = self._read(fresh=True).get(token_id)
+            if token is None:
+                self._gone.add(token_id)
         if token is None or token.has_expired(self._clock()):
             return None
         if not self._sessions.is_live(token_id, session_id):
@@ -218,7 +225,7 @@ class TokenAuthenticator:
         Raises `ExpiredTokenError`.
         """
         found = tokens.find(self._read(), text)
-        if fresh and (found is None or found.has_expired(self._clock())):
+        if fresh and found is None:
             found = tokens.find(self._read(fresh=True), text)
         if found is not None:
             if found.has_expired(self._clock()):
@@ -238,8 +245,11 @@ class TokenAuthenticator:
             logger.warning("the last use of token %s is not noted: %s", token_id, error)
 
     def agent_of(self, text: str) -> Identity | None:
-        """Return the holder of that agent token, None for any other text."""
-        token = self.token_of(text)
+        """Return the holder of that agent token, None for any other text; a new one after `TOKEN_CACHE_S`.
+
+        Whoever asks is counted only later: each wrong token must not read the store.
+        """
+        token = self.token_of(text, fresh=False)
         return _holder(token) if token is not None and token.role == str(Role.AGENT) else None
 
     def _read(self, *, fresh: bool = False) -> dict[str, Token]:

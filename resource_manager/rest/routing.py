@@ -213,8 +213,10 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     request = flask.request
     address = network_of(request.remote_addr or "?")
     identity, expired = None, None
+    is_fresh = role is not None and not service.limits.is_locked_out(address)
     try:
-        identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
+        if request.path != "/livez":  # life shows also while the tokens cannot be read
+            identity = service.authenticator.identify(request, fresh=is_fresh)
     except auth.ExpiredTokenError as error:
         expired = error
     except ResourceManagerError:  # of the store, or a broken file of tokens

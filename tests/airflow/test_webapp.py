@@ -26,7 +26,7 @@ from resource_manager.manager.state_marks import StateMarks
 from resource_manager.rest import tokens
 from resource_manager.rest.assemble import mark_file, persistence_of
 from resource_manager.rest.auth import Identity
-from resource_manager.rest.tokens import Role
+from resource_manager.rest.tokens import Role, TokenFile
 from tests.agent.reporting import as_text, gpu, report, server
 from tests.eventually import wait_for
 from tests.storage.dumps import dump_of_sqlite
@@ -257,6 +257,17 @@ def test_an_agent_reports_to_airflow(client: Client, manager: GPUResourceManager
     answer = client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers)
     assert (answer.status_code, answer.json()["watched"]) == (200, True)
     assert "gpu-manager-silence of agents" in {thread.name for thread in threading.enumerate()}
+
+
+def test_wrong_tokens_of_agents_do_not_have_all_tokens_read_each_time(
+    client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need no log-in of Airflow, and few threads look at them."""
+    monkeypatch.setattr("resource_manager.rest.auth.TOKEN_CACHE_S", 3600.0)
+    monkeypatch.setattr(TokenFile, "read", read := Mock(return_value={}))
+    headers = {"Authorization": f"Bearer {tokens.PREFIX}_x_y"}
+    statuses = {client.request("POST", "/gpu/api/reports", headers=headers).status_code for _ in range(9)}
+    assert (statuses, read.call_count) == ({401}, 1)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_broken_file_of_tokens_leaves_the_service_live(
     file.write_bytes(text)
     file.chmod(mode)
     assert [client.get(path).status_code for path in (*HEALTH, "/login")] == [200] * 4
-    refused = client.get("/api/status")
+    refused = client.get("/api/status", headers={"Authorization": "Bearer gpm_1_2"})
     assert (refused.status_code, json_of(refused)["detail"]) == (
         500,
         "the manager failed: see the log of the service",

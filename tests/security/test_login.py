@@ -123,6 +123,42 @@ def test_a_locked_out_address_does_not_reach_the_token_store(
     assert store.read.call_count == before > 0
 
 
+@pytest.mark.parametrize("token", ["wrong", "expired", "session"])
+@pytest.mark.parametrize("path", ["/livez", "/login", "/nowhere", "/api/status"])
+def test_no_stranger_has_the_tokens_read_at_each_call(
+    manager: GPUResourceManager, kept: Persistence, clock: Clock, token: str, path: str
+) -> None:
+    """Where nothing is needed of the caller, and with what was good once: nobody counts these calls."""
+    store = Mock(wraps=kept.tokens)
+    service = standalone(manager, replace(kept, tokens=store), clock=clock)
+    client = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "mallory", Role.READER, expires_s=60.0, now=clock)
+    if token == "session":
+        assert client.post("/login", data={"token": text}).status_code == 303
+        kept.tokens.delete(text.split("_")[1])
+    else:
+        client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {'gpm_1_2' if token == 'wrong' else text}"
+    clock.now += 61.0
+    before = store.read.call_count
+    statuses = {client.get(path, headers={"Accept": "text/html"}).status_code for _ in range(30)}
+    service.watch.close()
+    assert statuses <= {200, 303, 401, 404, 429}
+    wrong_ones = 20 if (token, path) == ("wrong", "/api/status") else 1  # these are counted
+    assert store.read.call_count - before <= (0 if path == "/livez" else 1 + wrong_ones)
+
+
+def test_a_service_shows_that_it_lives_while_its_tokens_cannot_be_read(
+    manager: GPUResourceManager, kept: Persistence
+) -> None:
+    store = Mock(wraps=kept.tokens)
+    service = standalone(manager, replace(kept, tokens=store))
+    client = create_app(service).test_client()
+    store.read.side_effect = AssertionError("a store that hangs")
+    for headers in ({}, {"Authorization": "Bearer gpm_1_2"}):
+        assert client.get("/livez", headers=headers).status_code == 200
+    service.watch.close()
+
+
 def test_a_name_that_is_an_address_shares_no_limit_with_it(
     manager: GPUResourceManager, kept: Persistence
 ) -> None:
