@@ -14,7 +14,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
 from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.console.history_pages import RecentChanges
-from resource_manager.rest.console.use_page import AccountsCache
+from resource_manager.rest.console.use_page import AccountsCache, SlurmCache
 from resource_manager.rest.held_requests import HeldRequests
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.observability.metrics import Metrics
@@ -50,6 +50,7 @@ class Service:
     max_streams: int = 64
     sign_on: SignOnDesk | None = None
     accounts: AccountsCache = field(default_factory=AccountsCache)
+    on_slurm: SlurmCache = field(default_factory=SlurmCache)
     recent: RecentChanges = field(default_factory=RecentChanges)
     notices: NoticeCache = field(default_factory=NoticeCache)
     next_tries: NextTries = field(default_factory=NextTries)

@@ -363,6 +363,23 @@ def test_reports_of_a_long_history_share_one_account(
         service.watch.close()
 
 
+def test_pages_share_a_long_list_of_jobs_on_slurm() -> None:
+    clock = Clock()
+
+    class Slow(GPUResourceManager):
+        def slurm_jobs(self) -> list[Any]:
+            clock.now += 1.0
+            return []
+
+    with Slow.from_url("memory://") as manager:
+        cache = use_page.SlurmCache(clock)
+        first = cache.of(manager)
+        clock.now += 9.0
+        assert cache.of(manager) is first
+        clock.now += 2.0
+        assert cache.of(manager) is not first
+
+
 def test_nobody_waits_for_the_account_of_a_long_history_where_there_was_one(clock: Clock) -> None:
     manager, cache = LongHistory(clock, 2.0), use_page.AccountsCache(clock)
     inside, end = manager.inside, manager.end

@@ -17,7 +17,6 @@ from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import Explanation, QueueEntry
 from resource_manager.manager.serializers import coming_in_words, gpus_coming
-from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import api, auth
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import (
@@ -156,12 +155,12 @@ def leases(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
 
     on_slurm = [
         job
-        for job in service.manager.slurm_jobs()
-        if is_live(job)
-        and (not query.mine or job["owner"] == caller.name)
+        for job in service.on_slurm.of(service.manager)
+        if (not query.mine or job["owner"] == caller.name)
         and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
     ]
-    return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.read(view))
+    jobs = {"on_slurm": on_slurm[: forms.PER_PAGE], "more_on_slurm": len(on_slurm) - forms.PER_PAGE}
+    return _page("leases.html", service, caller, query=query, **jobs, **service.watch.read(view))
 
 
 @routes.add("GET", "/queue", Role.READER)

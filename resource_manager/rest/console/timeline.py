@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,9 @@ LANE = 9
 WAITING_LANE = 18
 MAX_WAITING = 4
 """Expected starts shown on one server."""
+
+MAX_ENDED = 2000
+"""Most leases shown that have ended: bars of more would cover one another, and each open page asks again."""
 
 NARROW = 8.0
 """Width in percent below which the name stands in the paler part of a bar."""
@@ -138,9 +141,21 @@ def _words(away_s: float) -> str:
     return f"in {amount:g} {unit}" if away_s > 0 else f"{amount:g} {unit} ago"
 
 
-def past(lives: Lives, start: float) -> list[Span]:
-    """Return the members of leases that ended after `start`."""
-    return [
+def past(lives: Lives, start: float, names: Collection[str]) -> tuple[list[Span], bool]:
+    """Return the members of leases that ended after `start` on these servers, and whether those are all.
+
+    They are the last `MAX_ENDED`.
+    """
+    ends = [
+        (life, end, member)
+        for life in lives.lives.values()
+        for end in life.ends
+        if end.at >= start
+        for _, member in end.ranked
+        if member.node in names
+    ]
+    last = sorted(ends, key=lambda each: each[1].at)[-MAX_ENDED:]
+    spans = [
         Span(
             life.lease.lease_id,
             name_of(life.lease),
@@ -153,11 +168,9 @@ def past(lives: Lives, start: float) -> list[Span]:
             life.lease.fencing_token,
             why="".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
         )
-        for life in lives.lives.values()
-        for end in life.ends
-        if end.at >= start
-        for _, member in end.ranked
+        for life, end, member in last
     ]
+    return spans, len(spans) == len(ends)
 
 
 def _expired(lease: Lease) -> str:
@@ -174,17 +187,16 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
         running = [each for state in states for each in _running(state, colours, now, cluster)]
-        ended = past(service.watch.lives, now - 3600 * hours)
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
         windows = [
             window for window in cells.coming_maintenance(cluster, now) if rows.keys() & set(window.servers)
         ]
-        return now, running, ended, rows, lanes, windows
+        ended, are_all = past(service.watch.lives, now - 3600 * hours, rows.keys())
+        return now, running, ended, are_all, rows, lanes, windows
 
-    now, running, ended, rows, lanes, windows = service.watch.read(view)
+    now, running, ended, are_all, rows, lanes, windows = service.watch.read(view)
     since = now - 3600 * hours
-    ended = [span for span in ended if span.node in rows]
     begun = [span.start for span in ended] + [span.start for span, _, _ in running]
     coming = [end for _, _, end in running if end is not None] + [each.end for each in windows]
     coming += [entry["estimated_start"]["at"] or now for entry in entries]
@@ -208,7 +220,8 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
     for entry in entries:
         _add_waiting(rows, window, entry)
     is_empty = not (ended or running or entries or windows)
-    return {"window": window, "rows": list(rows.values()), "is_empty": is_empty}
+    most = None if are_all else MAX_ENDED
+    return {"window": window, "rows": list(rows.values()), "is_empty": is_empty, "most": most}
 
 
 def _row(state: NodeState) -> Row:

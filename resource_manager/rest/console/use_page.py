@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import gmtime, strftime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from resource_manager.fleet.server_use import measures_of
 from resource_manager.manager.answer_words import duration
@@ -16,34 +16,41 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.queue_view import CHEAP_S
 from resource_manager.manager.report import Accounts, ReportQuery
+from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.server_views import most_wasted, wasted
+from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
 
 HEIGHT = 180
 """Height of the chart in pixels."""
 
+T = TypeVar("T")
+
 MAX_AGE_S = 60.0
-"""Most age of an account that takes a while to make."""
+"""Most age of an account, or of another value, that takes a while to make."""
 
 MAX_PART = 0.1
-"""Most part of the time that goes into making accounts."""
+"""Most part of the time that goes into making it."""
 
 MIN_SHOWN_S = 600.0
 """Shortest time that the chart shows."""
 
 
-class AccountsCache:
-    """Last account, kept for all who ask for as long as a long history takes too much time to read again."""
+class AgedCache(Generic[T]):
+    """Last value that `make` returned, kept for all who ask for as long as it takes too much time to make."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, make: Callable[[GPUResourceManager], T], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = make
         self._clock = clock
         self._lock = threading.Lock()
-        self._last: Accounts | None = None
+        self._last: T | None = None
         self._good_until = 0.0
         self._usable_until = 0.0
 
-    def of(self, manager: GPUResourceManager) -> Accounts:
-        """Return an account at most `MAX_AGE_S` old, of a short history the newest.
+    def of(self, manager: GPUResourceManager) -> T:
+        """Return a value at most `MAX_AGE_S` old, of one that is soon made the newest.
 
         While another is made the last one is good for `MAX_AGE_S` more, so that no threads wait for it.
         """
@@ -53,13 +60,27 @@ class AccountsCache:
         with self._lock:
             began = self._clock()
             if self._last is None or began >= self._good_until:
-                self._last = manager.accounts()
+                self._last = self._make(manager)
                 ended = self._clock()
                 self._good_until = self._usable_until = ended
                 if (cost_s := ended - began) > CHEAP_S:
                     self._good_until += min(cost_s / MAX_PART, MAX_AGE_S)
                     self._usable_until = self._good_until + MAX_AGE_S
             return self._last
+
+
+class AccountsCache(AgedCache[Accounts]):
+    """Last account: that of a long history takes a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(lambda manager: manager.accounts(), clock)
+
+
+class SlurmCache(AgedCache[list[SlurmJob]]):
+    """Last list of the jobs on Slurm that wait or run: callers may tell of tens of thousands."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(lambda manager: [job for job in manager.slurm_jobs() if is_live(job)], clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,6 +377,16 @@ def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(
     assert (listed["source"], listed["cluster"]) == ("slurm", "c")
 
 
+def test_of_many_jobs_on_slurm_a_page_shows_the_first(manager: GPUResourceManager, as_role: AsRole) -> None:
+    """Each open page asks for them at each change; a user may tell of tens of thousands."""
+    now = manager.store.now()
+    manager.keep_slurm_jobs("c", [slurm_job(number, now) for number in range(130)])
+    text = as_role(Role.READER).get("/leases").get_data(as_text=True)
+    assert text.count(" in gpu</td>") == 100
+    assert "30 more: search above, or list all with <code>gpu-manager leases</code>" in text
+    assert "129 in gpu" in as_role(Role.READER).get("/leases?q=t/129").get_data(as_text=True)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

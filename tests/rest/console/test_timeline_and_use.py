@@ -82,6 +82,20 @@ def test_the_timeline_marks_every_end(as_role: AsRole, manager: GPUResourceManag
         assert mark in text
 
 
+def test_the_timeline_has_a_bounded_number_of_bars(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each open page asks for all of them at each change."""
+    monkeypatch.setattr("resource_manager.rest.console.timeline.MAX_ENDED", 2)
+    manager.release("d/r/now", outcome="SUCCESS")
+    assert "are shown: search" not in page(as_role, "/timeline")
+    clock.now += 60
+    manager.release("d/r/next", outcome="SUCCESS")
+    text = page(as_role, "/timeline")
+    assert [title.split()[0] for _, _, title in bars(text, "past[a-z ]*")] == ["d/r/now", "d/r/next"]
+    assert "Of the leases that have ended the last 2 are shown: search for a server" in text
+
+
 def test_an_empty_timeline_says_the_next_step(
     as_role: AsRole, manager: GPUResourceManager, clock: Clock
 ) -> None:
