@@ -208,6 +208,31 @@ def test_a_list_in_use_while_something_changes_is_current_once_it_is_left(
     b.expect(later).to_be_visible()
 
 
+def test_a_dialog_is_that_of_the_last_link_and_gives_it_the_focus_back(page: Any, service: b.Service) -> None:
+    for name in ("slow", "quick"):
+        allocate(service, "ursula", name)
+    b.log_in(page, service, "ursula")
+    page.get_by_role("link", name="Leases").click()
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    slow, quick = (page.get_by_role("link", name=f"Stop job… {name}") for name in ("slow", "quick"))
+    late: list[Any] = []
+    page.route("**/lease?id=slow*", lambda route: late.append(route))
+    slow.click()
+    quick.focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("body > :popover-open")
+    b.expect(dialog).to_contain_text("quick")
+    with page.expect_response("**/lease?id=slow*"):
+        late[0].continue_()
+    with page.expect_response("**/leases"):
+        allocate(service, "ursula", "later")
+    b.expect(dialog).to_contain_text("quick")
+    page.keyboard.press("Escape")
+    b.expect(quick).to_be_focused()
+    page.get_by_role("searchbox").focus()
+    b.expect(page.get_by_role("link", name="later", exact=True)).to_be_visible()
+
+
 def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "olga")
     page.keyboard.press("Tab")
@@ -247,6 +272,18 @@ def test_charts_are_drawn(page: Any, service: b.Service) -> None:
     page.get_by_role("button", name="7 days").click()
     b.expect(page.get_by_text("Latest:")).to_be_visible()
     b.expect(page.locator("canvas")).to_have_count(3)
+    late: list[Any] = []
+    page.route("**/api/trends?hours=24", lambda route: late.append(route))
+    page.get_by_role("button", name="1 day").click()
+    with page.expect_response("**/api/trends?hours=1"):
+        page.get_by_role("button", name="1 hour").click()
+    old = {"time": [1.0], "allocated": [77.0], "wait": [1.0], "longest": [1.0], "queue": [1.0]}
+    with page.expect_response("**/api/trends?hours=24"):
+        late[0].fulfill(json=old)
+    b.expect(page.get_by_text("Latest:")).not_to_contain_text("77")
+    page.route("**/api/trends?*", lambda route: route.fulfill(status=200, body="a page of a proxy"))
+    page.get_by_role("button", name="7 days").click()
+    b.expect(page.locator("#held-now")).to_have_text("No answer.")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

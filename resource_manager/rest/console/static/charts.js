@@ -3,7 +3,9 @@
   "use strict";
   const root = document.body.dataset.root || "";
   const TICKS_S = [1, 5, 10, 30, 60, 180, 360, 720, 1440, 2880].map((minutes) => 60 * minutes);
+  const latest = document.getElementById("held-now");
   let charts = [];
+  let loads = 0;
   let hours = 6;
 
   function style(name) {
@@ -24,17 +26,28 @@
       fill: i ? undefined : style("--accent-soft"), points: { show: values.filter((v) => v !== null).length < 30 },
       value: (chart, value) => (value === null || value === undefined ? "–" : value + unit),
     }));
-    const latest = (chart) => chart.cursor.idx ?? chart.setLegend({ idx: time.length - 1 });
+    const newest = (chart) => chart.cursor.idx ?? chart.setLegend({ idx: time.length - 1 });
     charts.push(new uPlot({
       width: target.clientWidth, height: 200, series: [{ value: (chart, time) => (time === null ? "–" : clock(time)) }, ...series],
-      axes: [{ ...axis, incrs: TICKS_S, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, hooks: { ready: [latest], setCursor: [latest] }, cursor: { drag: { x: true, y: false } },
+      axes: [{ ...axis, incrs: TICKS_S, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, hooks: { ready: [newest], setCursor: [newest] }, cursor: { drag: { x: true, y: false } },
     }, [time, ...columns.map((column) => column[1])], target));
   }
 
   async function load() {
-    const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
-    if (!response.ok) return;
-    const data = await response.json();
+    const mine = ++loads;
+    let data = null;
+    try {
+      const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
+      if (response.status === 401) location.reload(); // leads to the log-in
+      if (response.ok) data = await response.json();
+    } catch (error) {
+      data = null;
+    }
+    if (mine !== loads) return; // a later answer is there, or comes
+    if (!data) {
+      latest.textContent = "No answer.";
+      return;
+    }
     // A chart starts at what there is.
     const known = (i) => [data.allocated, data.wait, data.longest, data.queue].some((values) => values[i] !== null);
     const first = data.time.findIndex((_, i) => known(i));
@@ -46,7 +59,7 @@
     draw("chart-wait", data.time, [["mean", data.wait], ["longest", data.longest]], " s", upTo(1));
     draw("chart-queue", data.time, [["pending", data.queue]], "", upTo(1));
     const last = data.allocated.filter((value) => value !== null).pop();
-    document.getElementById("held-now").textContent = last === undefined ? "No data yet." : "Latest: " + Math.round(last) + " %";
+    latest.textContent = last === undefined ? "No data yet." : "Latest: " + Math.round(last) + " %";
   }
 
   document.querySelectorAll("[data-hours]").forEach((button) => button.addEventListener("click", () => {

@@ -15,9 +15,11 @@
   let busy = false;
   let refreshed = -Infinity;
   let source = null;
+  let questions = 0; // how many dialogs were wanted
   let ahead = 0; // seconds by which this machine's clock is ahead of the service's
 
   function inUse(element) {
+    if (document.querySelector("body > :popover-open")) return true; // its link gets the focus back
     return element.contains(document.activeElement) && document.activeElement !== document.body
       ? true : element.querySelector("details[open], :popover-open") !== null;
   }
@@ -138,14 +140,16 @@
   document.addEventListener("toggle", () => { if (pending.size || missed) later(); }, true);
   async function ask(link) {
     // The dialog is fetched when somebody wants it: Airflow is asked about one task then, not about a page of them.
+    const mine = ++questions;
     try {
       const dialog = (await page(link.href)).getElementById(link.dataset.ask);
+      if (mine !== questions) return; // that of another link was wanted meanwhile
       const last = document.getElementById(dialog.id);
       if (last) last.remove();
       body.append(document.adoptNode(dialog));
       dialog.showPopover({ source: link });
     } catch (error) {
-      location.assign(link.href);
+      if (mine === questions) location.assign(link.href);
     }
   }
 
