@@ -129,7 +129,7 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         try:
             identity = admit(service, route.role)
             if identity is not None and route.changes:
-                auth.check_csrf(service.secret, identity, flask.request)
+                auth.check_csrf(service.secret, identity)
             if route.changes and "If-Match" in flask.request.headers:
                 raise ProblemError(
                     400, "If-Match is not read: give the revision or fencing_token in the body"

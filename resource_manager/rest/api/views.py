@@ -31,9 +31,8 @@ def gpus(service: Service, caller: Identity, query: schemas.GpusQuery) -> Page[S
     if query.servers:
         return {"items": use_of(service.manager, query.servers), "next": None}
     names = service.watch.read(lambda cluster, now: [state.name for state in cluster.nodes])
-    end = query.after + query.limit
-    page = use_of(service.manager, names[query.after : end])
-    return {"items": page, "next": end if end < len(names) else None}
+    page = _page_of(names, query)
+    return {"items": use_of(service.manager, page["items"]), "next": page["next"]}
 
 
 @routes.add("GET", "/api/status", Role.READER, tag="servers")
@@ -146,7 +145,7 @@ def coming(service: Service, caller: Identity, query: schemas.ListQuery) -> Page
     return _page_of(service.manager.coming(), query)
 
 
-def _page_of(items: list[T], query: schemas.ListQuery) -> Page[T]:
+def _page_of(items: list[T], query: schemas.ListQuery | schemas.PageQuery) -> Page[T]:
     end = len(items) if query.limit is None else query.after + query.limit
     return {"items": items[query.after : end], "next": end if end < len(items) else None}
 

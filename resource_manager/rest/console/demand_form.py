@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ class FormField:
     most: int | None = None
 
 
+@functools.cache
 def fields() -> tuple[list[FormField], list[FormField]]:
     """Return the fields that come first, and the others."""
     schema = Demand.model_json_schema()["properties"]

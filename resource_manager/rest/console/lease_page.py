@@ -119,16 +119,17 @@ def look_at(service: Service, caller: Identity, name: str, token: int | None = N
         said = {"Its part of the GPU": sharing, "Walls around its job": found["walls"]}
         found["asked"] += [(name, text) for name, text in said.items() if text]
     changes = service.recent.newest(service.manager.history, found["totals"]["version"])
-    if found["lease"] is None and found["waiting"] is None:
+    is_over = found["lease"] is None and found["waiting"] is None
+    if is_over:
         lease_id = next((lease_of(change) for change in changes if introduces(change, name)), lease_id)
     events = [
         change
         for change in changes
         if lease_of(change) == lease_id and (found["is_newest"] or token_of(change) == token)
     ][:MAX_EVENTS]
-    if not events and found["lease"] is None and found["waiting"] is None:
+    if is_over and not events:
         raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
-    if found["lease"] is None and found["waiting"] is None:
+    if is_over:
         entries = (change.get("lease", change).get("request") for change in events)
         labels: dict[str, str] = next((entry.get("labels", {}) for entry in entries if entry is not None), {})
         found["link"] = cells.task_link(Request(lease_id, labels=labels), service)
