@@ -164,7 +164,7 @@ class TokenAuthenticator:
         if not token_id:  # health needs no store
             return None
         token = self._read().get(token_id)
-        if token is None and fresh and token_id not in self._gone:
+        if token is None and token_id not in self._gone:
             # Another service may have made it just now.
             token = self._read(fresh=True).get(token_id)
             if token is None:

@@ -156,6 +156,7 @@ def test_a_service_shows_that_it_lives_while_its_tokens_cannot_be_read(
     store.read.side_effect = AssertionError("a store that hangs")
     for headers in ({}, {"Authorization": "Bearer gpm_1_2"}):
         assert client.get("/livez", headers=headers).status_code == 200
+    assert client.get("/healthz").status_code == 200, "without a token none is looked for"
     service.watch.close()
 
 
