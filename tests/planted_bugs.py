@@ -44,7 +44,10 @@ LUA = {
     "once": Scope(STORE),
     "preflight": Scope(STORE),
     "put": Scope(f"storage/redis/test_client {STORE}"),
-    "put_size": Scope(f"{CONTRACT} {MEMORY}", select="counted_for_their_caller or begin_with_full_memory"),
+    "put_size": Scope(
+        f"storage/redis/test_expiry {CONTRACT} {MEMORY}",
+        select="has_an_end or counted_for_their_caller or begin_with_full_memory",
+    ),
     "put_sighting": Scope(f"storage/redis/test_expiry {MEMORY}"),
     "refresh": Scope(STORE),
     "replace_state": Scope(f"{STORE} storage/test_backup"),
