@@ -40,7 +40,7 @@ def test_all_but_the_state_has_an_end(embedded_redis: RedisServer) -> None:
     use(url, ["k"])
     with closing(RedisClient.from_url(url)) as client:
         RedisSessions(client).begin("t", "s")
-        left_ms = {}
+        left_ms: dict[str, float] = {}
         for key in client.driver.scan_iter(f"{client.key('')}*"):
             words = key.decode().removeprefix(client.key("")).split(":")
             name = ":".join([*words[:2], *("…" for _ in words[2:])])
