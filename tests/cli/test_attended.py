@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -586,7 +587,9 @@ def test_an_order_that_service_or_agent_did_not_answer_is_given_again() -> None:
     run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
     state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}
     silent = {**state, "is_silent": True, "has_reported": True}  # as its agent is started again, too
-    service = Mock(agent_state=Mock(side_effect=[silent, *[state] * 4]))
+    before = {**state, "runs": {}}
+    service = Mock()
+    service.agent_state.side_effect = chain([silent, before, before], repeat(state))
     service.order_job.side_effect = [StoreUnavailableError("it restarts"), "1"]
     note_opened(service)
     launcher = by_agent.AgentTerminal(JobPlace("agent", "gpu-a"))
