@@ -34,6 +34,6 @@ def fitting(items: Sequence[dict[str, Any]], owners: Mapping[str, str]) -> list[
         if sizes[owner] > share:
             late.add(item["key"])
     logger.warning(
-        "%d of %d jobs start later: their commands and variables are too long", len(late), len(starts)
+        "an agent's answer has no room for all that is to start: of %d, %d later", len(starts), len(late)
     )
     return [item for item in items if item["key"] not in late]

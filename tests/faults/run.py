@@ -214,9 +214,10 @@ class Run:
             self.outcome.complaints.append(f"a worker ended with {code}")
 
     def wait_for_work(self) -> None:
-        """Until every worker has begun and leases are granted: faults that hit nobody prove nothing.
+        """Until every worker has begun and leases are granted, unless a bug may keep them from that.
 
-        A jump of the clock and a restart of Redis as the first two faults may suspend grants until the end.
+        Faults that hit nobody prove nothing. A jump of the clock and a restart of Redis, if they come first,
+        may suspend grants until the end.
         """
         deadline = time.monotonic() + 120
         while not self._is_busy():
@@ -228,7 +229,8 @@ class Run:
     def _is_busy(self) -> bool:
         records = list(self.records.glob("*.jsonl"))
         grants = sum(path.read_text().count('"granted"') for path in records)
-        return grants >= FIRST_GRANTS and len({path.name.partition("-")[0] for path in records}) == self.count
+        is_granting = bool(self.bug) or grants >= FIRST_GRANTS
+        return is_granting and len({path.name.partition("-")[0] for path in records}) == self.count
 
     def heal(self) -> None:
         self.schedule.heal()
