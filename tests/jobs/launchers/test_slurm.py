@@ -130,7 +130,9 @@ class TestFaults:
         slurm.ask(f"scontrol update job={number} Requeue=1")
         slurm.ask(f"scontrol requeue {number}")
         wait_for(lambda: said(launcher, key).state == "PENDING", 60.0)
-        slurm.ask(f"scontrol update job={number} StartTime=now")
+        # Slurm gives it two minutes: at once, it may take the end of the first run for that of the next.
+        wait_for((tmp_path / key / "exit_code").exists)
+        slurm.ask(f"scontrol update job={number} StartTime=now+2")
         assert wait_until_ended(launcher, key) == JobStatus(JobState.FINISHED, 0)
 
     def test_a_job_that_slurm_starts_after_stop_does_nothing(self, launcher, key, slurm):
