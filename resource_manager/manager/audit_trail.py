@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from resource_manager.errors import SettingsError
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.backup import NUMBERS_LEFT_FREE
 from resource_manager.storage.draft_file import replacing
 from resource_manager.storage.incarnation import began_at
 
@@ -56,17 +56,19 @@ class AuditTrail:
         self._cursor, self._place = cursor, place
         stored, state = _read_cursor(cursor), manager.store.incarnation
         if place and state and stored.incarnation in ("", state):
-            stored = max(stored, _newest_in(cursor.parent, place, state))
+            newest = _newest_in(cursor.parent, place, state)
+            if newest.incarnation == state or _is_restored(manager):
+                stored = max(stored, newest)
         self._incarnation, self._version = stored.incarnation, stored.version
 
     def follow(self) -> int:
         """Write what changed since the last call and return the number of changes."""
         now_at = self._manager.read(lambda cluster, now: cluster.version)
         incarnation = self._manager.store.incarnation
-        written, last, before, began = 0, self._version, 0, -math.inf
+        written, last, before, began = 0, self._version, 0, began_at(incarnation)
         if self._incarnation and incarnation != self._incarnation:
             self._write([_gap("state_replaced", now_at, self._version)])
-            last, before, began = 0, self._version, began_at(incarnation)
+            last, before = 0, self._version
         is_known = incarnation == self._incarnation
         while page := self._manager.history(last, PAGE):
             lines: list[Line] = []
@@ -181,6 +183,17 @@ def _newest_in(folder: Path, place: str, incarnation: str) -> _Cursor:
             if each.place == place and each.incarnation <= incarnation:
                 newest = max(newest, each)
     return newest
+
+
+def _is_restored(manager: GPUResourceManager) -> bool:
+    """Return whether the state came from a backup into a store without a history of its own.
+
+    Another store may write to the same place: its cursor is no end of this one's trail.
+    """
+    began = began_at(manager.store.incarnation)
+    return manager.read(lambda cluster, now: cluster.version) >= NUMBERS_LEFT_FREE and not any(
+        entry["at"] < began for entry in manager.history(0, 1)
+    )
 
 
 def _read_cursor(path: Path) -> _Cursor:

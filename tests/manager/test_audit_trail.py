@@ -88,6 +88,23 @@ def test_a_restore_into_another_store_is_a_line(tmp_path: Path) -> None:
     assert [line["change"] for line in lines(file)] == ["granted", "released", "state_replaced"]
 
 
+@pytest.mark.parametrize("begins", ["new", "after a reset"])
+def test_two_stores_that_write_to_one_place_lose_nothing(begins: str, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    for name, tasks in (("first", 5), ("second", 2)):
+        with GPUResourceManager.from_url(
+            f"sqlite:///{tmp_path}/{name}.db", inventory=default_inventory()
+        ) as manager:
+            pairs(manager, tasks)
+            if name == "second" and begins == "after a reset":
+                manager.reset_resources()
+                pairs(manager, 1)
+            before = versions(file) if file.exists() else []
+            audit_trail(manager, str(file), tmp_path / "state").follow()
+            assert versions(file)[len(before) :] == [entry["version"] for entry in manager.history(0, 100)]
+    assert "state_replaced" not in [line["change"] for line in lines(file)]
+
+
 @pytest.mark.parametrize("at", ["before the write", "in a line", "before the cursor"])
 def test_a_crash_loses_no_change_and_leaves_no_half_line(
     at: str, manager: GPUResourceManager, tmp_path: Path
