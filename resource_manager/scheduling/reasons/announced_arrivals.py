@@ -15,6 +15,8 @@ from resource_manager.core.announced import along_the_dag, names_announced
 from resource_manager.core.changes import Announced, Change, Expired, Granted, Queued, Released, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
+from resource_manager.core.runtimes import RAN
+from resource_manager.scheduling.queue.runtime_limits import count_of
 from resource_manager.scheduling.reasons.lease_ends import began_at
 from resource_manager.scheduling.reasons.runtime_quantiles import MISSED, RuntimeModel, RuntimeQuantiles
 
@@ -119,10 +121,13 @@ class LagWalk:
                 note(name, lease.request, (began,) * 3, now - began)
         for entry in cluster.pending.values():
             for name in before.intersection(names_announced(entry.lease_id)):
-                begun = starts.get(entry.lease_id)
-                note(name, entry.request, begun)
+                begun, ran_s = starts.get(entry.lease_id), count_of(entry.request.labels, RAN)
                 if begun is None:
                     unknown[name] = name, True
+                else:
+                    first, median, last = begun
+                    begun = first - ran_s, median - ran_s, last - ran_s
+                note(name, entry.request, begun, ran_s)
         ordered = {each.lease_id: each for each in along_the_dag(cluster.announced)}
         for announced in (ordered | dict(cluster.announced)).values():  # what is in a cycle comes last
             for name in announced.after:

@@ -56,6 +56,10 @@ def test_what_a_task_before_it_ran_until_it_was_preempted_counts() -> None:
     cluster.apply(Granted(Lease(ran, (Placement("a", (0,)),), 1, 1000.0), 1000.0))
     cluster.apply(Announced(request("b"), 1000.0, ("a",)))
     assert times(learnt(*[60.0] * 5), cluster, 1000.0)["b"] == pytest.approx((1660.0,) * 3, rel=0.01)
+    waits = ClusterState(nodes("a"))
+    waits.apply(Queued(ran, 1000.0, 1, 1000.0), Announced(request("b"), 1000.0, ("a",)))
+    found = times(learnt(*[60.0] * 5), waits, 1000.0, a=(1000.0, 1100.0, 1200.0))["b"]
+    assert found == pytest.approx((1660.0, 1760.0, 1860.0), rel=0.01)
 
 
 def test_the_start_of_a_pending_task_before_it_counts_and_an_unknown_one_leaves_it_unknown() -> None:
