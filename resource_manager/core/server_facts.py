@@ -10,13 +10,15 @@ from resource_manager.core.models import Amount
 class InWindow:
     """A maintenance window, from `begin` until `end` in seconds of the store's clock.
 
-    `is_too_often`: it comes again before a run of the request could end.
+    `is_too_often`: it comes again before a run of the request could end. `is_assumed`: nobody knows for how
+    long it runs.
     """
 
     begin: float
     end: float
     reason: str
     is_too_often: bool = False
+    is_assumed: bool = False
 
 
 @fact

@@ -41,7 +41,8 @@ def why_closed_words(fact: facts.WhyClosed) -> str:
     match fact:
         case facts.InWindow():
             why = f": {fact.reason}" if fact.reason else ""
-            again = ", which comes again too soon for its runtime" if fact.is_too_often else ""
+            assumed = " of unknown length: state expected_runtime" if fact.is_assumed else ""
+            again = f", which comes again too soon for a run{assumed}" if fact.is_too_often else ""
             return f"maintenance from {as_text(fact.begin)} until {as_text(fact.end)}{again}{why}"
         case facts.StartFailed():
             why = f": {fact.reason}" if fact.reason else ""

@@ -131,7 +131,7 @@ class Prospects:
 
     def usable_of(self, request: Request, nodes: int) -> int:
         """Return the mask of those of these nodes that are open and could take members, if they take all."""
-        found = [(count, each & nodes) for count, each in self._slots(request)]
+        found = [(count, each & nodes) for count, each in self.slots(request)]
         return union(
             each & area
             for area in areas_of(self._cluster, request).values()
@@ -139,7 +139,7 @@ class Prospects:
             for _, each in found
         )
 
-    def _slots(self, request: Request) -> Iterator[tuple[int, int]]:
+    def slots(self, request: Request) -> Iterator[tuple[int, int]]:
         """Yield how many members open nodes take without leases, and which nodes do."""
         allowed = self._cluster.open_mask & allowed_for(self._cluster, request)
         for count, mask in _by_slots(self._cluster, request):

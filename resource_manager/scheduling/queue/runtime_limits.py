@@ -13,6 +13,7 @@ from resource_manager.core.changes import Preempting, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import LIMITS, MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import Lease, Request
+from resource_manager.core.runtimes import RAN
 from resource_manager.core.team_ledger import TeamLedger
 
 RUNTIME_USED = "runtime_used_s"
@@ -62,11 +63,12 @@ def limit_of(ledger: TeamLedger | None, request: Request) -> tuple[float, str]:
 def lasts_s(cluster: ClusterState, request: Request) -> float:
     """Return for how long a lease of the request lasts: its runtime, stated or learnt, or to its limit.
 
-    Infinite if neither is known.
+    A preempted job goes on from what it saved, so that what it ran before is no part of it. Infinite if
+    neither is known.
     """
     runtime = cluster.runtimes.runtime_of(request)
     limit_s, _ = limit_of(cluster.ledger, request)
-    return limit_s if runtime is None else min(runtime, limit_s)
+    return limit_s if runtime is None else min(max(runtime - count_of(request.labels, RAN), 1.0), limit_s)
 
 
 def at_limit(ledger: TeamLedger | None, lease: Lease) -> float:

@@ -21,8 +21,9 @@ from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.placement.node_masks import areas_of, positions, union
 from resource_manager.scheduling.queue.runtime_limits import whole_limit_s
-from resource_manager.scheduling.queue.spans import Span
+from resource_manager.scheduling.queue.spans import Span, together
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_OCCURRENCES = 100
@@ -74,6 +75,8 @@ class Outlook:
         self._guard_s = current.limits.maintenance_guard_s
         self._windows = [window for window in cluster.windows if window.every_s is not None]
         self._prospects = Prospects.of(cluster)
+        self._under, self._never_under = self._by_windows()
+        """Masks of the nodes under the same windows that come again, and of those under none."""
         self._masks: dict[tuple[float, bool], int] = {}
         """By how far requests reach."""
         self._usable: dict[tuple[object, ...], int] = {}
@@ -87,28 +90,52 @@ class Outlook:
         if (found := self._usable.get(key)) is None:
             if reach not in self._masks:
                 self._masks[reach] = ~self._closed_for_good(request)
-            found = self._usable[key] = self._prospects.usable_of(request, self._masks[reach])
+            found = self._prospects.usable_of(request, self._masks[reach])
+            if found and request.nodes > 1 and not self._ever_together(request):
+                found = 0
+            self._usable[key] = found
         return found
 
     def waits_for(self, request: Request) -> set[int]:
         """Return the masks that the request waits for: what it could use, also without any window."""
         return {self.usable(request), self._prospects.usable(request)}
 
-    def _closed_for_good(self, request: Request) -> int:
-        of_node: dict[str, tuple[int, ...]] = {}
+    def _by_windows(self) -> tuple[list[int], int]:
+        of_node: dict[str, list[int]] = {}
         for window in self._windows:
             for name in window.servers:
-                of_node[name] = (*of_node.get(name, ()), window.window_id)
-        is_never: dict[tuple[int, ...], bool] = {}
-        closed = 0
+                of_node.setdefault(name, []).append(window.window_id)
+        masks: dict[tuple[int, ...], int] = {}
         for name, windows in of_node.items():
-            if (state := self._cluster.by_name.get(name)) is None:
-                continue
-            if windows not in is_never:
-                at = opens_at(self._cluster, name, request, self._now, self._guard_s)
-                is_never[windows] = at == math.inf
-            closed |= is_never[windows] << state.index
-        return closed
+            if (state := self._cluster.by_name.get(name)) is not None:
+                masks[tuple(windows)] = masks.get(tuple(windows), 0) | 1 << state.index
+        return list(masks.values()), ~union(masks.values())
+
+    def _closed_for_good(self, request: Request) -> int:
+        return union(
+            mask
+            for mask in self._under
+            if opens_at(self._cluster, self._one_of(mask), request, self._now, self._guard_s) == math.inf
+        )
+
+    def _one_of(self, mask: int) -> str:
+        return self._cluster.nodes[next(positions(mask))].name
+
+    def _ever_together(self, request: Request) -> bool:
+        """Return whether the windows leave a time at which all members could start in one domain."""
+        slots = list(self._prospects.slots(request))
+
+        def span(mask: int) -> Span:
+            count = sum(each * (mask & nodes).bit_count() for each, nodes in slots)
+            return self._now, math.inf, False, count
+
+        spans_of: dict[str, list[Span]] = {}
+        for domain, area in areas_of(self._cluster, request).items():
+            spans = spans_of[domain] = [span(area & self._never_under)]
+            for mask in filter(None, (area & mask for mask in self._under)):
+                name = self._one_of(mask)
+                spans += open_spans(self._cluster, name, request, [span(mask)], self._guard_s)
+        return any(True for _ in together(spans_of, request.nodes))
 
 
 def opening_of(
@@ -204,7 +231,9 @@ def closed_for(cluster: ClusterState, request: Request, current: SchedulingPass)
     for window in cluster.windows:
         length_s = horizon_s(cluster, request, window, current.limits.maintenance_guard_s)
         if found := window.crossed(current.now, length_s):
-            why = InWindow(*found, window.reason, window.crossed(window.end, length_s) is not None)
+            is_too_often = window.crossed(window.end, length_s) is not None
+            is_assumed = is_too_often and cluster.runtimes.runtime_of(request) is None
+            why = InWindow(*found, window.reason, is_too_often, is_assumed)
             for name in window.servers:
                 closed.setdefault(name, ClosedToRequest(name, found[0], why=why))
     if not closed:

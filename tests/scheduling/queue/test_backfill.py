@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, TypeChoice
+from resource_manager.core.runtimes import RAN
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
@@ -107,6 +108,20 @@ def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
     part = replace(ask("other part", 1, 5.0), gpu_milli=400)
     assert without_delay(planned, part, taken) == taken
     assert without_delay(planned, part, Placement("a", (0,))) == Placement("a", (0,)), "as the policy chose"
+
+
+@pytest.mark.parametrize("is_lease", [True, False])
+def test_a_preempted_job_goes_on_from_what_it_saved(is_lease: bool) -> None:
+    """What it ran before is no part of its next lease, in a reservation as in estimates."""
+    again = ask("again", 2, 200.0, labels={RAN: "150"})
+    if is_lease:
+        cluster = ClusterState([node("a", 2)])
+        hold(cluster, again, "a", 0, 1)
+        assert Reservations(cluster, at(10.0)).reserve(ask("head", 2, 50.0)) == 50.0
+    else:
+        planned = Reservations(one_busy_node(), at(10.0))
+        planned.reserve(again)
+        assert planned.reserve(ask("head", 4, 50.0)) == 200.0, "it has 50 s from 100 on"
 
 
 def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus() -> None:

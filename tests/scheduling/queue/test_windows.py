@@ -145,15 +145,27 @@ def test_what_is_longer_than_the_time_between_windows_keeps_nothing_from_others(
     assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == []
 
 
-@pytest.mark.parametrize(("runtime_s", "is_too_long"), [(WEEK_S - HOUR_S, False), (WEEK_S, True)])
+@pytest.mark.parametrize(
+    ("runtime_s", "every_s", "says"),
+    [
+        (WEEK_S - HOUR_S, WEEK_S, ""),
+        (WEEK_S, WEEK_S, ", which comes again too soon for a run"),
+        (
+            None,
+            8 * HOUR_S,
+            ", which comes again too soon for a run of unknown length: state expected_runtime",
+        ),
+        (None, 9 * HOUR_S, ""),
+    ],
+)
 def test_the_sentence_says_that_no_time_between_windows_is_long_enough(
-    runtime_s: float, is_too_long: bool
+    runtime_s: float | None, every_s: float, says: str
 ) -> None:
-    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S, reason="new fans"))
+    cluster = cluster_with(Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=every_s, reason="new fans"))
     current = SchedulingPass(FIRST_FIT, FIFO, 0.0)
     assert submit(cluster, job("long", runtime_s), 0.0) == []
     said = detail_of(refusals_of(cluster, [cluster.pending["long"].request], current)["long"])
-    assert ("02:00Z, which comes again too soon for its runtime: new fans" in said) == is_too_long
+    assert f"02:00Z{says}: new fans" in said
 
 
 def test_a_gang_that_windows_never_let_together_keeps_nothing_from_others() -> None:
@@ -161,6 +173,32 @@ def test_a_gang_that_windows_never_let_together_keeps_nothing_from_others() -> N
     cluster.apply(MaintenanceChanged((Window(1, ("a",), HOUR_S, 2 * HOUR_S, every_s=WEEK_S),), 0.0))
     assert submit(cluster, job("gang", 8 * 86_400.0, gpus=8, nodes=2), 0.0, BACKFILL) == []
     assert submit(cluster, job("there", 600.0, required_node="b"), 0.0, BACKFILL) == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("days", "under", "waits_for_both"), [(2, "ab", True), (5, "ab", False), (5, "a", True)]
+)
+@pytest.mark.parametrize(("names", "same"), [("ab", False), ("abc", True)])
+def test_a_gang_that_windows_on_several_servers_never_let_together_keeps_nothing_from_others(
+    names: str, same: bool, days: int, under: str, waits_for_both: bool
+) -> None:
+    """Each server alone is open for long enough, but not both at once."""
+    rows = {"a": "left", "b": "left", "c": "right"}
+    cluster = ClusterState(
+        replace(each, address=each.name, labels={"row": rows[each.name]}) for each in nodes(names, 8)
+    )
+    day = 24 * HOUR_S
+    starts = {"a": day, "b": 4 * day}
+    windows = (
+        Window(n, (x,), at, at + HOUR_S, every_s=WEEK_S)
+        for n, (x, at) in enumerate(starts.items())
+        if x in under
+    )
+    cluster.apply(MaintenanceChanged(tuple(windows), 0.0))
+    gang = job("gang", days * day, gpus=8, nodes=2, same="row" if same else "")
+    assert submit(cluster, gang, 0.0, BACKFILL) == []
+    there = job("there", 3.5 * day, required_node="b")
+    assert submit(cluster, there, 0.0, BACKFILL) == ([] if waits_for_both else ["there"])
 
 
 @pytest.mark.parametrize("servers", ["a", "ab"])
