@@ -58,7 +58,12 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
     if not held and request.lease_id not in cluster.failed_starts:
         return at
     for _ in range(MAX_OCCURRENCES):
-        ends = [found[1] for window, length_s in held if (found := window.crossed(at, length_s))]
+        crossed = [
+            (window, length_s, found) for window, length_s in held if (found := window.crossed(at, length_s))
+        ]
+        if any(window.crossed(found[1], length_s) for window, length_s, found in crossed):
+            return math.inf  # it comes again too soon, always
+        ends = [end for _, _, (_, end) in crossed]
         if (failed := avoided(cluster, request, at).get(node)) is not None:
             ends.append(avoided_until(failed))
         if not ends:
