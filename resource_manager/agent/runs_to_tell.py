@@ -18,10 +18,11 @@ LINES_BYTES = RUNS_BYTES // 2
 def runs_to_tell(states: Mapping[str, dict[str, Any]], wanted: Container[str]) -> list[dict[str, Any]]:
     """Return the states that are told: of the jobs that are wanted, and of all others until they are ended.
 
+    One that runs is told also with its tombstone: who wrote that may have failed, or been stopped, since.
     Those come first, then what runs, then what ended last, with last lines as long as there is room for
     these. Others are told once some of these are ended.
     """
-    runs = [run for key, run in states.items() if key in wanted or not run["ended"]]
+    runs = [run for key, run in states.items() if key in wanted or _is_to_end(run)]
     runs.sort(
         key=lambda run: (run["key"] not in wanted, run["state"] != "running", -(run["ended_at"] or 0.0))
     )
@@ -33,3 +34,7 @@ def runs_to_tell(states: Mapping[str, dict[str, Any]], wanted: Container[str]) -
         if size > RUNS_BYTES:
             return told[:-1]
     return told
+
+
+def _is_to_end(run: Mapping[str, Any]) -> bool:
+    return run["state"] == "running" or not run["ended"]

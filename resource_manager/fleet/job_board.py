@@ -127,8 +127,9 @@ class JobBoard:
                     break
         for key in () if is_behind else seen.left:
             run = runs[key]
-            if not run["ended"] and (is_key(key) or run["state"] == "finished"):
-                want = "stop" if run["state"] == "running" else "forget"
+            want = "stop" if run["state"] == "running" else "forget"
+            # A tombstone comes before the end that it is of, which may fail, or be lost with its agent.
+            if (want == "stop" or not run["ended"]) and (is_key(key) or run["state"] == "finished"):
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
         items = fitting(items, {key: lease["owner"] for key, lease, _ in wanted})
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}

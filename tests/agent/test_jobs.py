@@ -123,6 +123,23 @@ def test_a_restarted_agent_finds_its_jobs_and_starts_none_again(opened: Open, tm
     second.wait(key, state="absent", ended=True)
 
 
+def test_a_job_is_told_until_it_is_gone_also_by_an_agent_that_was_restarted_within_its_grace(
+    opened: Open, tmp_path: Path
+) -> None:
+    """Its tombstone was there before its end: with no word of it, it would run on beside the next lease."""
+    first, key = Service(opened()), job_key("t", 7)
+    first.say(first.run(key, "sleep 600"))
+    first.wait(key, state="running")
+    job_files.bury(str(tmp_path / "jobs"), key)
+    first.jobs.close()
+    second = Service(opened())
+    assert second.wait(key, ended=True)["state"] == "running"
+    second.say({"key": key, "want": "stop", "n": "", "grace_s": 0, "keep": True})
+    second.wait(key, state="finished")
+    second.say()
+    assert second.state(key) == {}
+
+
 def test_a_restarted_agent_ends_what_a_job_left_without_a_mark_of_it(opened: Open, tmp_path: Path) -> None:
     first, key = Service(opened()), job_key("t", 7)
     go, left = tmp_path / "go", tmp_path / "left"

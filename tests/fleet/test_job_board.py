@@ -276,6 +276,17 @@ def test_a_job_without_a_lease_is_ended(fleet: Fleet) -> None:
     assert fleet.wanted() == {job_key("gone", 4): "stop", job_key("over", 5): "forget"}
 
 
+def test_a_job_without_a_lease_is_ended_until_it_is_gone_though_it_has_its_tombstone(fleet: Fleet) -> None:
+    """As where its agent was restarted within the grace, or it began just before it was forgotten."""
+    runs, over, shell = job_key("gone", 4), job_key("over", 5), "attach-0123abcd"
+    before = fleet.board.doorbell.mark("gpu-a")
+    fleet.report(*(run(key, want="forget", ended=True) for key in (runs, shell)))
+    assert fleet.board.doorbell.mark("gpu-a") != before, "its agent is told at once"
+    assert fleet.wanted() == {runs: "stop"}
+    fleet.report(run(runs, "finished", ended=True), run(over, "finished", ended=True))
+    assert fleet.wanted() == {}
+
+
 def test_what_others_run_in_the_folder_of_an_agent_is_left_alone(fleet: Fleet) -> None:
     """As `gpu-manager attach` of its user, and where the homes of several servers are on one file system."""
     fleet.report()
