@@ -45,7 +45,7 @@ class OutageError(ResourceManagerError):
 
 
 class BusyError(OutageError):
-    """A call that a service refused as one too many of its caller's."""
+    """A call that was refused as one too many of its caller's: there is room for it later."""
 
 
 def is_outage(error: BaseException | None, kind: type[OutageError] = OutageError) -> bool:

@@ -216,7 +216,7 @@ class StoredJobs:
     ) -> None:
         """Store what an agent is to do with a job of that owner, in place of an earlier order.
 
-        Raises `TooManyJobsError` where it `needs_room` and the owner has none.
+        Raises `TooManyJobsError` where it `needs_room` for more than the earlier one and the owner has none.
         """
         text = self._sealed(["order", key, order])
         if len(text) > 2 * MAX_JOB_BYTES:
@@ -224,7 +224,9 @@ class StoredJobs:
                 "{job} has {:,} bytes, at most {:,} are stored", len(text), 2 * MAX_JOB_BYTES, field="job"
             )
         if needs_room:
-            self._check_room(owner, len(text))
+            before = self._store.texts([order_name(key)]).get(order_name(key), "")
+            if len(text) > len(before):
+                self._check_room(owner, len(text) - len(before))
         keep_s = PREPARED_S if order["want"] == "prepare" else RESULT_S
         self._store.write([JobRow(order_name(key), owner, text, keep_s)])
 

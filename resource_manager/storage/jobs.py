@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resource_manager.core.models import KEY_SEPARATOR
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import BusyError
 from resource_manager.storage.once import digest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class JobRow(NamedTuple):
     keep_s: float
 
 
-class TooManyJobsError(ResourceManagerError):
+class TooManyJobsError(BusyError):
     """A caller's stored jobs and orders have `MAX_BYTES_OF_CALLER` already; each goes after its lease."""
 
 

@@ -446,17 +446,35 @@ def test_orders_count_as_jobs_of_their_owner_until_the_lease_ends(fleet: Fleet) 
     jobs.write([other])
     fleet.clock.now += 1
     manager = GPUResourceManager(Settings(store="memory://"), store=fleet.store)  # that has counted nothing
+    new = granted_lease(fleet.manager.submit("new", 0, 8, owner="ada", server="gpu-a"))["fencing_token"]
     for order in (start, {"want": "stop"}):
         with pytest.raises(TooManyJobsError):
-            manager.order_job("gpu-a", key, order)
-    manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+            manager.order_job("gpu-a", job_key("new", new), order)
+    manager.place_job("new", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=new)
     with pytest.raises(TooManyJobsError):
-        manager.order_job("gpu-a", key, start)
-    manager.order_job("gpu-a", key, {"want": "stop"})  # of a job that may run
+        manager.order_job("gpu-a", job_key("new", new), start)
+    manager.order_job("gpu-a", job_key("new", new), {"want": "stop"})  # of a job that may run
+    manager.release("new", fencing_token=new, job_end="ended")
+    manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
     jobs.write([other._replace(text="", keep_s=0.0)])
     assert jobs.bytes_of("ada") > 0
     manager.release("t", fencing_token=token, job_end="ended")
     assert (jobs.bytes_of("ada"), manager.stored_jobs.orders([key])) == (0, {})
+
+
+def test_a_job_that_was_prepared_needs_no_more_room_to_run(fleet: Fleet) -> None:
+    token = granted_lease(fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a"))["fencing_token"]
+    key, jobs = job_key("t", token), fleet.store.jobs
+    fleet.manager.order_job("gpu-a", key, {"want": "prepare", "spec": SPEC})
+    left = MAX_BYTES_OF_CALLER - jobs.bytes_of("ada")
+    jobs.write([JobRow(job_name("other"), "ada", "x" * left, 600.0)])
+    manager = GPUResourceManager(Settings(store="memory://"), store=fleet.store)  # that has counted nothing
+    longer = {**SPEC, "command": ["id", "-u", "--and-more-than-before"]}
+    with pytest.raises(TooManyJobsError):
+        manager.order_job("gpu-a", key, {"want": "run", "spec": longer})
+    manager.order_job("gpu-a", key, {"want": "run", "spec": SPEC})
+    assert list(manager.stored_jobs.orders([key])) == [key]
+    assert jobs.bytes_of("ada") <= MAX_BYTES_OF_CALLER
 
 
 @pytest.mark.usefixtures("fleet")

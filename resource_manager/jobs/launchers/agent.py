@@ -47,7 +47,7 @@ LOOK_S, MAX_LOOK_S = 0.05, 0.4
 """Shortest and longest pause between two looks whether an agent has done what it was to do."""
 
 BUSY_S = 300.0
-"""Time for which a service may have too many calls of this caller, whose lease is renewed meanwhile."""
+"""Time for which there may be no room for a call, or an order, of this caller, whose lease is renewed."""
 
 ABSENT = {
     "state": "absent",
@@ -153,7 +153,7 @@ class AgentLauncher:
     def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:
         """Have the agent do something, and return the job's state once it has; raises `LauncherError`.
 
-        It is ordered again where the service has too many calls of this caller: the agent does it once.
+        It is ordered again where there was no room for it: the agent does it once.
         """
         return _once_there_is_room(lambda: self._ordered_once(key, want, **order))
 
@@ -180,7 +180,7 @@ class AgentLauncher:
 
 
 def _once_there_is_room(call: Callable[[], T]) -> T:
-    """Return what a call gives, made again while its service has too many calls of this caller."""
+    """Return what a call gives, made again while service or store has no room for one more of this caller."""
     return patiently(call, BUSY_S, may_pass=lambda error: is_outage(error, BusyError))
 
 

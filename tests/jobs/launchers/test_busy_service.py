@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resource_manager.core.models import JobPlace
+from resource_manager.errors import is_outage
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
@@ -19,6 +20,7 @@ from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager import patience
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.rest.client_errors import error_of
+from resource_manager.storage.jobs import TooManyJobsError
 from tests.eventually import wait_until_ended
 from tests.jobs.launchers.conftest import Board
 
@@ -70,6 +72,32 @@ def test_a_job_begins_once_the_service_has_room_for_its_order(
     with pytest.raises(LauncherUnreachableError, match=f"^{TOO_MANY}$"):
         launcher.logs(job.key)
     assert launcher.logs(job.key).status == ended
+
+
+def test_a_job_begins_once_the_store_has_room_for_the_jobs_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager on the store itself says that there is none by another error than a service."""
+
+    class FullBoard(Board):
+        left = 2
+
+        def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> Any:
+            if self.left:
+                self.left -= 1
+                raise TooManyJobsError("the jobs of ada have 64 MiB already")
+            return super().order_job(server, key, order)
+
+    monkeypatch.setattr(patience, "ASK_AGAIN_S", 0.0)
+    board = FullBoard(str(tmp_path))
+    note_opened(board)
+    AgentLauncher(JobPlace("agent", "here")).prepare(Job("full-1", ("true",)))
+    board.left = 3
+    monkeypatch.setattr(agent, "BUSY_S", 0.0)
+    with pytest.raises(LauncherUnreachableError) as unanswered:
+        AgentLauncher(JobPlace("agent", "here")).start(Job("full-1", ("true",)))
+    assert is_outage(unanswered.value), "its task would fail, and avoid the server"
+    board.jobs.close()
 
 
 def test_an_order_is_waited_for_after_the_clock_was_set_back(tmp_path: Path) -> None:
