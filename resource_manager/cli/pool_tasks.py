@@ -60,9 +60,9 @@ def convert(source: str, pools: Mapping[str, int]) -> Conversion:
     or would not be afterwards.
     """
     try:
-        constants = _constants(ast.parse(source))  # before libcst, whose parser has no limit of nesting
+        tree = ast.parse(source)  # before libcst, whose parser has no limit of nesting
         wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-        found = _PoolTasks(source.encode(), pools, wrapper, constants)
+        found = _PoolTasks(source.encode(), pools, wrapper, _constants(tree), _slots_elsewhere(tree))
         wrapper.module.visit(found)
     except SyntaxError as error:
         where = "" if error.lineno is None else f" in line {error.lineno}"
@@ -107,6 +107,7 @@ class _PoolTasks(cst.CSTVisitor):
         pools: Mapping[str, int],
         wrapper: MetadataWrapper,
         constants: Mapping[str, str],
+        slots_elsewhere: tuple[int, int],
     ) -> None:
         super().__init__()
         self.source, self.pools, self.module = source, pools, wrapper.module
@@ -117,6 +118,7 @@ class _PoolTasks(cst.CSTVisitor):
         self._spans = wrapper.resolve(ByteSpanPositionProvider)
         self._lines = wrapper.resolve(PositionProvider)
         self._constants = constants
+        self._slots_before, self._slots_after = slots_elsewhere
         lines = [line for line in self.module.body if isinstance(line, cst.SimpleStatementLine)]
         self._is_imported = any(_imports_with_gpus(statement) for line in lines for statement in line.body)
         self._is_shadowed = not self._is_imported and WITH_GPUS.encode() in source
@@ -126,10 +128,10 @@ class _PoolTasks(cst.CSTVisitor):
         if "pool" not in arguments:
             return
         name = _dotted(node.func)
-        last = name.rpartition(".")[2]
         pool = self._text(arguments["pool"].value)
         if pool is None:
-            if _is_class(last) or last == "partial" or name.split(".")[0] == "task":
+            is_none = _dotted(arguments["pool"].value) == "None"  # Airflow's word for its default pool
+            if _makes_tasks(name) and not is_none:
                 self._leave(node, f"pool is computed: {self._code(arguments['pool'].value)}")
         elif pool in self.pools:
             self._convert(node, name, arguments, self.pools[pool])
@@ -141,7 +143,15 @@ class _PoolTasks(cst.CSTVisitor):
         last = _dotted(operator).rpartition(".")[2]
         going = [arguments[key] for key in ("pool", "pool_slots") if key in arguments]
         gpus = self._gpus(arguments.get("pool_slots"), gpus_a_slot)
-        if name in PYTHON_TASKS:
+        line = self._slots_after or ("pool_slots" not in arguments and self._slots_before)
+        more = next((argument.value for argument in node.args if argument.star == "**"), None)
+        if line:
+            self._leave(node, f"its pool_slots may be what line {line} says: give it to the task itself")
+            return
+        elif more is not None and "pool_slots" not in arguments:
+            self._leave(node, f"pool_slots may be in **{self._code(more)}: give it to the task itself")
+            return
+        elif name in PYTHON_TASKS:
             self._edit(node.func, "task.gpu")
             self._edit(going[0], f"gpus={gpus}")
             self._remove(node, going[1:])
@@ -265,6 +275,12 @@ def _dotted(node: cst.BaseExpression) -> str:
     return node.value if isinstance(node, cst.Name) else ""
 
 
+def _makes_tasks(name: str) -> bool:
+    first, _, _ = name.partition(".")
+    _, _, last = name.rpartition(".")
+    return _is_class(last) or last == "partial" or first == "task"
+
+
 def _is_class(name: str) -> bool:
     return re.match("_*[A-Z]", name) is not None and name not in NO_OPERATORS
 
@@ -289,6 +305,26 @@ def _constants(tree: ast.Module) -> dict[str, str]:
         for target in line.targets
         if isinstance(target, ast.Name) and bound[target.id] == 1
     }
+
+
+def _slots_elsewhere(tree: ast.Module) -> tuple[int, int]:
+    """Return the last lines that may give tasks `pool_slots` otherwise than the call that makes them does.
+
+    One before it, such as in `default_args`, which that call replaces; and one after it, which replaces the
+    call's. 0 stands for none.
+    """
+    before = after = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "pool_slots" and isinstance(node.ctx, ast.Store):
+            after = node.lineno
+        elif isinstance(node, ast.Constant) and node.value == "pool_slots":
+            before = node.lineno
+        elif isinstance(node, ast.Call) and any(keyword.arg == "pool_slots" for keyword in node.keywords):
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "override":
+                after = node.lineno
+            elif not _makes_tasks(ast.unparse(node.func)):
+                before = node.lineno
+    return before, after
 
 
 def _imports_with_gpus(statement: cst.CSTNode) -> bool:

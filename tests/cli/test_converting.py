@@ -125,6 +125,38 @@ def test_what_cannot_be_rewritten_is_a_line_and_stays_as_it_is(source, reason, t
     assert re.search(reason, done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ('with DAG("d", default_args={"pool_slots": 4}):\n    X(pool="gpu")', "what line 1 says"),
+        ('args = dict(pool_slots=4)\nX(pool="gpu")', "what line 1 says"),
+        ('X.partial(pool="gpu").expand(b=[1, 2], pool_slots=[1, 2])', "what line 1 says"),
+        ('X.partial(pool="gpu").expand_kwargs([{"pool_slots": 2}])', "what line 1 says"),
+        ('@task(pool="gpu", pool_slots=2)\ndef f(): ...\nf.override(pool_slots=4)()', "what line 3 says"),
+        ('t = X(pool="gpu", pool_slots=2)\nt.pool_slots = 4', "what line 2 says"),
+        ('def make(**more):\n    return X(pool="gpu", **more)', r"pool_slots may be in \*\*more"),
+    ],
+)
+def test_a_task_whose_slots_may_be_others_than_its_call_says_is_left_to_its_owner(source, reason):
+    done = convert(f"{source}\n", {"gpu": 1})
+    assert (done.source, done.converted) == (f"{source}\n", 0)
+    assert [bool(re.search(reason, each.reason)) for each in done.unconverted] == [True]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'X(pool="gpu", pool_slots=2, **more)',
+        'args = {"pool_slots": 4}\nX(pool="gpu", pool_slots=2)',
+        'Y(pool_slots=4)\nX(pool="gpu", pool_slots=2)',
+    ],
+)
+def test_slots_that_the_call_itself_has_are_its_gpus(source):
+    done = convert(f"{source}\n", {"gpu": 1})
+    assert (done.converted, done.unconverted) == (1, ())
+    assert "with_gpus(X, gpus=2)" in done.source
+
+
 @pytest.mark.parametrize("first", ["gpu", "default_pool"])
 @pytest.mark.parametrize(
     "again",
@@ -144,7 +176,9 @@ def test_the_pool_by_a_name_that_is_bound_again_is_computed(first, again):
     assert [task.reason for task in done.unconverted] == ["pool is computed: POOL"]
 
 
-@pytest.mark.parametrize("source", ['X(pool="other")', "X(pools='gpu')", 'text = "pool=gpu"', "pool = 'gpu'"])
+@pytest.mark.parametrize(
+    "source", ['X(pool="other")', "X(pool=None)", "X(pools='gpu')", 'text = "pool=gpu"', "pool = 'gpu'"]
+)
 def test_other_pools_are_left_alone(source):
     done = convert(f"{source}\n", {"gpu": 1})
     assert (done.source, done.converted, done.unconverted) == (f"{source}\n", 0, ())
