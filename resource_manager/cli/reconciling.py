@@ -117,18 +117,25 @@ def _reconcile(
     states = None
     while True:
         try:
+            manager = target.manager
             if states is None:
                 states = airflow.states()
             of = _instance_of(states, airflow.url, instance)
-            done = reconcile_once(target.manager, states, of)
-            done.actions.extend(end_left_behind(target.manager, states, of))
+            done = reconcile_once(manager, states, of)
+            try:
+                done.actions.extend(end_left_behind(manager, states, of))
+            except ResourceManagerError:
+                if done.actions:  # they were carried out
+                    _show(done, as_json, once=False)
+                raise
             _show(done, as_json, once=interval_s is None)
-        except (InvalidRequestError, WrongInstanceError):
+        except WrongInstanceError:
             raise
         except ResourceManagerError as error:
             if interval_s is None and isinstance(error, AirflowUnavailableError):
                 raise Failure(str(error), UNREACHABLE) from error
-            if interval_s is None:
+            is_misuse = states is None and isinstance(error, InvalidRequestError)  # by an option
+            if interval_s is None or is_misuse:
                 raise
             click.echo(f"Error: {one_line(error)}; trying again", err=True)
         if interval_s is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from resource_manager.core.models import JobPlace
+from resource_manager.errors import InvalidRequestError
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.launchers.slurm import SlurmLauncher
 from resource_manager.jobs.reconcile import Action, ActionKind, TaskStates
@@ -40,6 +41,9 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
                     detail = f"job {job['id']} on Slurm, as its task has ended"
                     actions.append(Action(job["task_id"], job["task_id"], ActionKind.STOPPED, detail))
                 publish(launcher, manager)
+        except InvalidRequestError as error:  # of `publish`, as by other clusters that callers told of
+            kept = f"its jobs in the list of jobs are not up to date: {error}"
+            actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
         except LauncherError as error:
             kept = f"its jobs may still run: {error}"
             actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import main
+from resource_manager.cli import main, reconciling
 from resource_manager.cli.reconciling import AirflowLogin
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs import slurm_records
+from resource_manager.errors import InvalidRequestError, StoreUnavailableError
+from resource_manager.jobs import reconcile, slurm_records
 from resource_manager.jobs.launchers.slurm import Look
+from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import SlurmJob
+from resource_manager.manager.slurm_jobs import MAX_CLUSTERS
 from tests.cli.targets import holding
 from tests.manager.test_slurm_jobs import slurm_job
 
@@ -88,3 +92,50 @@ def test_the_command_ends_jobs_of_tasks_that_have_ended_as_the_dag_does(
         done = CliRunner().invoke(main, command, obj=holding(manager))
     assert (done.exit_code, stopped) == (0, ["gpu-k-1a2b3c4d-2"])
     assert "job 2 on Slurm, as its task has ended" in done.output
+
+
+def test_clusters_that_callers_told_of_end_no_reconciler(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of as many clusters as can be kept, by any user, ended the command that should go on."""
+    rounds = 0
+
+    def next_round(_: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(AirflowLogin, "states", lambda login: States())
+    monkeypatch.setattr(reconciling, "time", SimpleNamespace(sleep=next_round))
+    with GPUResourceManager.from_url("memory://") as manager:
+        for number in range(MAX_CLUSTERS):
+            manager.keep_slurm_jobs(f"c{number}", [] if number else [job_of(GONE, 1)])
+        command = ["reconcile", "--airflow-url", "http://airflow", "--every", "20"]
+        done = CliRunner().invoke(main, command, obj=holding(manager))
+    assert (done.exit_code, len(stopped)) == (130, 2), done.output
+    assert done.output.count("slurm: its jobs in the list of jobs are not up to date") == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--every", "20"]])
+def test_what_was_ended_is_shown_though_slurm_could_not_be_reconciled(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does an error of one round that names a request end the rounds."""
+    errors = iter(
+        [InvalidRequestError("{gpus} are wrong"), StoreUnavailableError("away"), KeyboardInterrupt()]
+    )
+
+    def fail(*_: object) -> list[Action]:
+        raise next(errors)
+
+    ended = Action("k", "train", ActionKind.RELEASED, "its task has ended")
+    monkeypatch.setattr(AirflowLogin, "states", lambda login: States())
+    monkeypatch.setattr(reconcile, "reconcile", lambda *_: Reconciliation([ended], 0))
+    monkeypatch.setattr(slurm_records, "end_left_behind", fail)
+    monkeypatch.setattr(reconciling, "time", SimpleNamespace(sleep=lambda _: None))
+    with GPUResourceManager.from_url("memory://") as manager:
+        command = ["reconcile", "--airflow-url", "http://airflow", *options]
+        done = CliRunner().invoke(main, command, obj=holding(manager))
+    assert done.output.count("train: its task has ended") == (2 if options else 1), done.output
+    assert done.exit_code == (130 if options else 2)
