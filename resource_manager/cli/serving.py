@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,6 +27,7 @@ from resource_manager.rest.private_file import secret_in
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.rest.chores import Chore
     from resource_manager.rest.service import Service
+    from resource_manager.rest.tokens import Token
     from resource_manager.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,11 @@ def _proxy_address(context: click.Context, option: click.Parameter, text: str | 
 )
 @click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
 @airflow_options(required=False)
-@click.option("--insecure", is_flag=True, help="Without tokens, allow everything to all who can connect.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Without tokens but of agents, allow everything to all who can connect.",
+)
 @click.option("--behind-https", is_flag=True, help="Send session cookies over HTTPS only.")
 @click.option(
     "--trusted-proxy",
@@ -149,8 +154,8 @@ def serve(
         _add_example(settings)
     manager = target.on_store()
     has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
-    has_tokens = bool(kept.tokens.read())  # with a sign-on, too: a broken file of tokens is told now
-    opening = "" if has_tokens or has_sign_on else _opening(host, insecure)
+    known = kept.tokens.read()  # with a sign-on, too: a broken file of tokens is told now
+    opening = "" if has_sign_on else opening_of(known, host, insecure=insecure)
     notice_key = secret_in(notice_secret)
     records: list[Chore] = [("session secret", SECRET_S, kept.keep_secret)]
     if archive is not None:
@@ -176,8 +181,9 @@ def serve(
         logger.warning("%s", target.placed(NO_SERVERS))
     if opening:
         logger.warning(
-            "there are no tokens, so whoever reaches %s is an operator: gpu-manager token create, then "
+            "there are no tokens%s, so whoever reaches %s is an operator: gpu-manager token create, then "
             "start it again",
+            " but of agents" if known else "",
             "this machine" if opening == "loopback" else "this address",
         )
     app = create_app(service, secure_cookies=behind_https)
@@ -219,11 +225,16 @@ def _add_example(settings: Settings) -> None:
     GPUResourceManager(settings, inventory=default_inventory()).close()
 
 
-def _opening(host: str, insecure: bool) -> str:
-    """Return who may call a service without tokens: "loopback", or "everyone" if insecure.
+def opening_of(known: Mapping[str, Token], host: str, *, insecure: bool) -> str:
+    """Return who may call without a token: "loopback", "everyone" if insecure, or empty: nobody.
 
-    Raises `Failure` for an address that other machines can reach.
+    Unless insecure the token of an agent counts, too: servers reach the service, so others may. Raises
+    `Failure` for an address that other machines can reach.
     """
+    from resource_manager.rest.tokens import has_callers
+
+    if has_callers(known) if insecure else known:
+        return ""
     if insecure:
         return "everyone"
     if not _is_loopback(host):

@@ -125,15 +125,14 @@ def standalone(
     `open_to` is `loopback`, `everyone`, or empty: every caller needs a token, which a sign-on gives them if
     the cluster has a provider. `client_secret` is that of this service at the provider.
     """
-    authenticator: Authenticator
+    known = TokenAuthenticator(persistence.tokens, persistence.sessions, clock.time)
+    authenticator: Authenticator = known
     sign_on = None
     if open_to:
-        is_local = open_to == "loopback"
-        authenticator = OpenAuthenticator(persistence.tokens, loopback_only=is_local, clock=clock.time)
+        authenticator = OpenAuthenticator(known, loopback_only=open_to == "loopback")
     else:
-        authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions, clock.time)
         sign_on = SignOnDesk(
-            authenticator,
+            known,
             lambda: manager.read(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
             persistence.secret,
             client_secret,

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -104,25 +105,21 @@ class OpenAuthenticator:
     """Authenticator that makes every caller an operator, for this machine or a trusted network only.
 
     A page of another site cannot use it: the Host must be this machine's (against DNS rebinding), and an
-    Origin, if there is one, must be the service itself. Once there are `tokens` it refuses everybody:
-    whoever made one expects that callers need one.
+    Origin, if there is one, must be the service itself. Once a `known` token is a caller's it refuses
+    everybody until it is started again: whoever made one expects that callers need one. That of an agent
+    says nothing of callers, and its use is noted.
     """
 
     login = False
 
-    def __init__(
-        self, tokens: TokenStore, *, loopback_only: bool, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._clock = clock
+    def __init__(self, known: TokenAuthenticator, *, loopback_only: bool) -> None:
         self._loopback_only = loopback_only
-        self._tokens = tokens
-        self._has_tokens = False
-        self._read_at = float("-inf")
+        self._known = known
+        self._is_closed = False
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        if abs(self._clock() - self._read_at) > TOKEN_CACHE_S:
-            self._has_tokens, self._read_at = bool(self._tokens.read()), self._clock()
-        if self._has_tokens:
+        self._is_closed = self._is_closed or self._known.has_callers()
+        if self._is_closed:
             raise ProblemError(
                 401, "this service was started without tokens, and there are some now: start it again"
             )
@@ -132,6 +129,8 @@ class OpenAuthenticator:
             )
         if request.method not in SAFE_METHODS:
             refuse_other_pages(request)
+        with suppress(ExpiredTokenError):
+            self._known.agent_of(_bearer(request))  # `agent install` waits for the first use of its token
         return Identity(
             "anonymous", Role.OPERATOR, ambient="Origin" in request.headers, server="*", run_jobs=True
         )
@@ -155,10 +154,9 @@ class TokenAuthenticator:
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        header = request.headers.get("Authorization")
-        if header is not None:
-            scheme, _, text = header.partition(" ")
-            token = self.token_of(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
+        if "Authorization" in request.headers:
+            text = _bearer(request)
+            token = self.token_of(text, fresh=fresh) if text else None
             return None if token is None else _holder(token)
         token_id, session_id = _session()
         if not token_id:  # health needs no store
@@ -236,7 +234,7 @@ class TokenAuthenticator:
     def _note_use(self, token_id: str) -> None:
         """Note the token's use once in a while; a call does not fail if that cannot be written."""
         now = self._clock()
-        if now - self._noted_at.get(token_id, float("-inf")) < USE_EVERY_S:
+        if abs(now - self._noted_at.get(token_id, float("-inf"))) < USE_EVERY_S:
             return
         self._noted_at[token_id] = now
         try:
@@ -252,12 +250,22 @@ class TokenAuthenticator:
         token = self.token_of(text, fresh=False)
         return _holder(token) if token is not None and token.role == str(Role.AGENT) else None
 
+    def has_callers(self) -> bool:
+        """Return whether there is a token of others than agents; a new one counts after `TOKEN_CACHE_S`."""
+        return tokens.has_callers(self._read())
+
     def _read(self, *, fresh: bool = False) -> dict[str, Token]:
         """Return the tokens by id, at most `TOKEN_CACHE_S` old; `fresh` reads the store."""
         if fresh or abs(self._clock() - self._read_at) > TOKEN_CACHE_S:  # also if the clock was set back
             self._tokens = self._store.read()
             self._read_at = self._clock()
         return self._tokens
+
+
+def _bearer(request: flask.Request) -> str:
+    """Return the text of the request's bearer token, empty without one."""
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
 
 
 def _holder(token: Token, *, ambient: bool = False) -> Identity:

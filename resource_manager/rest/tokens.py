@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -108,6 +108,11 @@ def tokens_of(texts: Iterable[str | bytes], where: str) -> dict[str, Token]:
         else:
             found[token.token_id] = token
     return found
+
+
+def has_callers(tokens: Mapping[str, Token]) -> bool:
+    """Return whether one of them is of others than agents, whose tokens send reports only."""
+    return any(token.role != str(Role.AGENT) for token in tokens.values())
 
 
 class TokenStore(Protocol):

@@ -25,8 +25,9 @@ from waitress.server import create_server
 
 from resource_manager import Settings
 from resource_manager.cli import main
-from resource_manager.cli.serving import addresses
+from resource_manager.cli.serving import addresses, opening_of
 from resource_manager.rest.assemble import persistence_of
+from resource_manager.rest.tokens import Role, TokenFile, create
 from resource_manager.storage.sql.database import Database
 from tests.eventually import wait_for
 from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
@@ -74,6 +75,25 @@ def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> N
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["lease_id"] == "test_001"
     assert json.loads(audit.read_text()) == granted
+
+
+@pytest.mark.parametrize(
+    ("role", "insecure", "opening"),
+    [
+        (None, True, "everyone"),
+        (Role.AGENT, True, "everyone"),
+        (Role.READER, True, ""),
+        (None, False, "loopback"),
+        (Role.AGENT, False, ""),
+    ],
+)
+def test_a_service_starts_open_without_tokens_and_an_insecure_one_with_those_of_agents(
+    role: Role | None, insecure: bool, opening: str, tmp_path: Path
+) -> None:
+    store = TokenFile(tmp_path / "tokens.json")
+    if role is not None:
+        create(store, "x", role, server="a" if role is Role.AGENT else "")
+    assert opening_of(store.read(), "127.0.0.1", insecure=insecure) == opening
 
 
 def test_it_serves_where_standard_error_is_closed(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_a_token_works_until_it_expires_and_then_says_so(store: TokenStore) -> N
     assert service.identify(bearer(f"{text}x")) is None, "only who has its secret learns that it was one"
 
 
+def test_the_last_use_is_noted_also_while_the_clock_is_set_back(store: TokenStore) -> None:
+    clock = Clock()
+    text = tokens.create(store, "ada", Role.USER, now=clock)
+    service = TokenAuthenticator(store, MemorySessions(clock), clock)
+    for _ in range(2):
+        service.identify(bearer(text))
+        assert store.last_uses() == {text.split("_")[1]: clock.now}
+        clock.now -= DAY_S
+
+
 def test_the_last_use_is_noted_once_in_a_while(store: TokenStore) -> None:
     clock = Clock()
     used, unused = (tokens.create(store, name, Role.USER, now=clock) for name in ("ada", "bob"))
@@ -223,4 +233,36 @@ def test_a_service_that_started_without_tokens_refuses_everybody_once_there_is_o
             401,
             "this service was started without tokens, and there are some now: start it again",
         )
+    service.watch.close()
+
+
+@pytest.mark.parametrize("open_to", ["loopback", "everyone"])
+def test_a_service_that_a_token_closed_stays_closed_until_it_is_started_again(
+    open_to: str, manager: GPUResourceManager, kept: Persistence, clock: Clock
+) -> None:
+    """Else the end of the last token, or a store that lost them, made everybody an operator."""
+    service = standalone(manager, kept, open_to=open_to, clock=clock)
+    client = create_app(service).test_client()
+    tokens.create(kept.tokens, "ada", Role.USER)
+    assert client.get("/api/status").status_code == 401
+    [token_id] = kept.tokens.read()
+    kept.tokens.delete(token_id)
+    clock.now += 2 * TOKEN_CACHE_S
+    assert client.get("/api/status").status_code == 401
+    service.watch.close()
+
+
+@pytest.mark.parametrize("open_to", ["loopback", "everyone"])
+@pytest.mark.parametrize("expires_s", [None, 1.0])
+def test_the_token_of_an_agent_closes_no_service_and_its_use_is_noted(
+    open_to: str, expires_s: float | None, manager: GPUResourceManager, kept: Persistence, clock: Clock
+) -> None:
+    """`agent install` made one and waited for its use: everybody was refused, running tasks included."""
+    service = standalone(manager, kept, open_to=open_to, clock=clock)
+    client = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "agent of a", Role.AGENT, server="a", expires_s=expires_s, now=clock)
+    clock.now += 2 * TOKEN_CACHE_S
+    for headers in ({}, {"Authorization": f"Bearer {text}"}):
+        assert client.get("/api/status", headers=headers).status_code == 200
+    assert list(kept.tokens.last_uses().values()) == ([clock.now] if expires_s is None else [])
     service.watch.close()
