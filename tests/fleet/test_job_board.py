@@ -462,6 +462,34 @@ def test_orders_count_as_jobs_of_their_owner_until_the_lease_ends(fleet: Fleet) 
     assert (jobs.bytes_of("ada"), manager.stored_jobs.orders([key])) == (0, {})
 
 
+def test_orders_end_with_the_member_whose_job_they_are_of(fleet: Fleet) -> None:
+    """Also of what is left of a gang whose id has a lease again, and of a stored job."""
+    orders = fleet.manager.stored_jobs.orders
+
+    def start(task: str, nodes: int = 1, **more: Any) -> tuple[int, list[str]]:
+        lease = fleet.manager.submit(task, 0, 8, owner="ada", server="gpu-a", nodes=nodes, **more)
+        token = granted_lease(lease)["fencing_token"]
+        places = [JobPlace("agent", "gpu-a", **PLACE)] * nodes
+        fleet.manager.place_job(task, places, fencing_token=token)
+        keys = [job_key(task, token, rank, nodes) for rank in range(nodes)]
+        for key in keys:
+            fleet.manager.order_job("gpu-a", key, {"want": "run", "spec": SPEC})
+        return token, keys
+
+    gang, keys = start("gang", 3, spread="pack")
+    fleet.manager.release_members("gang", [0], fencing_token=gang, job_end="ended")
+    assert [*orders(keys)] == keys[1:]
+    again, own = start("gang")
+    fleet.manager.release_members("gang", [1], fencing_token=gang, job_end="ended")
+    assert [*orders(keys)] == keys[2:]
+    fleet.manager.release("gang", fencing_token=gang, job_end="ended")
+    assert [*orders([*keys, *own])] == own
+    fleet.manager.release("gang", fencing_token=again, job_end="ended")
+    stored, of_stored = start("stored", job=JOB)
+    fleet.manager.release("stored", fencing_token=stored, job_end="ended")
+    assert orders([*own, *of_stored]) == {}
+
+
 def test_a_job_that_was_prepared_needs_no_more_room_to_run(fleet: Fleet) -> None:
     token = granted_lease(fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a"))["fencing_token"]
     key, jobs = job_key("t", token), fleet.store.jobs

@@ -27,7 +27,8 @@ def is_on_agents(lease: Lease) -> bool:
 def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:
     """Return for how long the jobs of leases and requests that these changes end are kept, and the orders.
 
-    The end of a gang's remainder is none where its id waits or has a lease again, which has another job.
+    The end of a gang's remainder is no end of a stored job where its id waits or has a lease again, which has
+    another one. Orders are of the jobs of one lease, and of one member.
     """
     ended: dict[str, None] = {}
     orders: list[str] = []
@@ -44,16 +45,18 @@ def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRo
             if pending is not None and has_stored_job(pending.request.labels):
                 ended[change.lease_id] = None
         elif isinstance(change, Released | Expired | MembersReleased):
-            lease = granted.get(change.lease_id) or cluster.leases.get(change.lease_id)
-            if lease is None and change.lease_id not in cluster.pending:
-                lease = cluster.holding(change.lease_id, change.fencing_token)
-            is_its_own = lease is not None and lease.fencing_token == change.fencing_token
-            if lease is None or not is_its_own:
+            lease_id, token = change.lease_id, change.fencing_token
+            newest = granted.get(lease_id) or cluster.leases.get(lease_id)
+            is_newest = newest is not None and newest.fencing_token == token
+            lease = newest if is_newest else cluster.holding(lease_id, token)
+            if lease is None:
                 continue
-            if has_stored_job(lease.request.labels):
-                ended[change.lease_id] = None
-            elif not isinstance(change, MembersReleased) and is_on_agents(lease):
-                id_and_token = lease.lease_id, lease.fencing_token
-                orders += (job_key(*id_and_token, rank, lease.request.nodes) for rank, _ in lease.ranked)
+            has_another = not is_newest and (newest is not None or lease_id in cluster.pending)
+            if has_stored_job(lease.request.labels) and not has_another:
+                ended[lease_id] = None
+            if is_on_agents(lease):
+                ranks = [rank for rank, _ in lease.ranked]
+                ended_ranks = change.ranks if isinstance(change, MembersReleased) else ranks
+                orders += (job_key(lease_id, token, rank, lease.request.nodes) for rank in ended_ranks)
     rows = [JobRow(job_name(name), "", "", ENDED_S) for name in ended]
     return rows + [JobRow(order_name(key), "", "", 0.0) for key in orders]
