@@ -69,7 +69,7 @@ class JobsAnswer(TypedDict):
 class JobBoard:
     """Jobs of all servers of a manager's store whose agents run jobs; thread-safe.
 
-    While the state `is_behind` what somebody knows, no job is begun, and none is ended that it lacks.
+    While the state `is_behind` what somebody knows, no job is begun, and none is ended without an order.
     """
 
     def __init__(self, manager: GPUResourceManager, is_behind: Callable[[], bool]) -> None:
@@ -110,7 +110,7 @@ class JobBoard:
             if isinstance(order, CorruptStateError):  # it may have been to end the job
                 logger.error("nothing is told of the job of %s: %s", lease["name"], order)
                 continue
-            if _is_left(lease) and (order is None or order["want"] != "stop"):
+            if not is_behind and _is_left(lease) and (order is None or order["want"] != "stop"):
                 order = {"want": "stop", "grace_s": END_GRACE_S}
             elif not is_behind and _is_forsaken(lease, order):  # the numbers of later orders stay greater
                 order = {**preemption_order(lease), "n": order["n"] if order else ""}
@@ -120,7 +120,8 @@ class JobBoard:
             if order is not None and has_stored_job(lease["labels"]):
                 # Nobody else has its output, and one that is over before it began must not begin later.
                 order = {**order, "keep": True, "bury": True}
-            for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
+            job = stored.get(lease["task_id"])
+            for item in (order, None if is_behind else self._of_stored(lease, rank, job)):
                 if item is not None and not (is_behind and item["want"] in STARTS):
                     there = {"token": token, "user": seen.user, **_place_of(lease, rank)}
                     items.append({"n": "", **item, "key": key, **there})

@@ -582,6 +582,31 @@ def test_a_preempted_job_is_told_by_its_agent_while_who_would_tell_it_is_gone(fl
     assert later > begun
 
 
+def test_a_state_that_is_older_than_what_is_known_ends_no_job_but_by_an_order(fleet: Fleet) -> None:
+    """Its moment may be that of a preemption that was taken back since, or of a terminal's late renewal."""
+    fleet.report()
+    shown = granted_lease(
+        fleet.manager.submit("shown", 0, 8, ttl=60, server="gpu-a", labels={"launcher": "terminal"})
+    )
+    fleet.manager.place_job(
+        "shown", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=shown["fencing_token"]
+    )
+    left, stored = (
+        job_key("shown", shown["fencing_token"]),
+        job_key("t", fleet.submit("t", preempt_grace=600)["fencing_token"]),
+    )
+    fleet.report(run(left), run(stored))
+    fleet.clock.now += 61
+    fleet.manager.expire_and_schedule()
+    fleet.manager.submit("urgent", 0, 50, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    board = JobBoard(fleet.manager, lambda: True)
+    assert board.jobs("gpu-a")["jobs"] == []
+    assert fleet.wanted() == {left: "stop", stored: "preempt"}
+    fleet.manager.order_job("gpu-a", stored, {"want": "stop"})
+    assert [item["key"] for item in board.jobs("gpu-a")["jobs"]] == [stored]
+
+
 def test_a_job_that_begins_while_an_answer_is_made_is_not_taken_for_one_without_a_lease(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
