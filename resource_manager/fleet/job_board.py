@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from resource_manager.agent.report_format import Report, RunReport
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import as_reason, token_of_key
+from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import CorruptStateError, InvalidRequestError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
@@ -35,7 +35,7 @@ from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_of, jobs_on
+from resource_manager.manager.agent_jobs import NO_END, STARTS, end_of, is_there, jobs_on, of_no_lease
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
@@ -213,7 +213,7 @@ class JobBoard:
 
         def view(cluster: ClusterState, now: float) -> tuple[bool, list[tuple[Allocation, RunReport, bool]]]:
             leased = list(jobs_on(cluster, report.server))
-            left = [runs[key] for key in _of_no_lease(cluster, runs, [key for key, _, _ in leased])]
+            left = [runs[key] for key in of_no_lease(cluster, runs, [key for key, _, _ in leased])]
             return any(is_key(run.key) and run.state == "running" and run.want != "stop" for run in left), [
                 (serializers.allocation(cluster, lease), runs[key], is_due)
                 for key, rank, lease in leased
@@ -370,18 +370,5 @@ class _Seen:
             for key, rank, lease in jobs_on(cluster, server)
         ]
         user = cluster.node(server).node.job_user
-        left = _of_no_lease(cluster, keys, [key for key, _, _ in jobs])
+        left = of_no_lease(cluster, keys, [key for key, _, _ in jobs])
         return cls(cluster.version, user, jobs, left, unplaced_on(cluster, server))
-
-
-def _of_no_lease(cluster: ClusterState, keys: Collection[str], here: Iterable[str]) -> list[str]:
-    """Return those of the keys in a server's folder that are jobs of no lease, besides those `here`.
-
-    Other servers may share the folder, as where the homes are on NFS: their jobs are left alone.
-    """
-    own = {*here}
-    left = [key for key in keys if key not in own]
-    tokens = {token_of_key(key) for key in left}
-    leases = (*cluster.leases.values(), *cluster.remainders.values()) if left else ()
-    elsewhere = {key for lease in leases if lease.fencing_token in tokens for _, key, _ in jobs_of(lease)}
-    return [key for key in left if key not in elsewhere]

@@ -29,6 +29,7 @@ from resource_manager.errors import (
     StateLostError,
 )
 from resource_manager.manager import maintenance_windows, repeats, server_views
+from resource_manager.manager.agent_jobs import of_no_lease
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
 from resource_manager.manager.cluster_results import ClusterDiff, ServerDetail, ServerSummary, WindowView
@@ -181,7 +182,8 @@ class Administration:
             drained = state.drained
             if drained is None or state.watched or not is_searchable(drained, cluster.settings, now - age_s):
                 return []
-            changes = list(searched(drained, without_lease(state, jobs), now, is_complete=True))
+            unknown = without_lease(state, of_no_lease(cluster, jobs))
+            changes = list(searched(drained, unknown, now, is_complete=True))
             return self._commits.with_dispatch(cluster, changes, now)
 
         return self._server_step(name, step, once)

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NotRequired, Protocol
 
@@ -286,3 +286,16 @@ def jobs_of(lease: Lease) -> Iterator[tuple[str, str, int]]:
     """Yield server, key and rank of the jobs that a lease may have."""
     for rank, placed in lease.ranked:
         yield placed.node, job_key(lease.lease_id, lease.fencing_token, rank, lease.request.nodes), rank
+
+
+def of_no_lease(cluster: ClusterState, keys: Collection[str], here: Iterable[str] = ()) -> list[str]:
+    """Return those of the keys in a server's folder that are jobs of no lease, besides those `here`.
+
+    Other servers may share the folder, as where the homes are on NFS: their jobs are left alone.
+    """
+    own = {*here}
+    left = [key for key in keys if key not in own]
+    tokens = {token_of_key(key) for key in left}
+    leases = (*cluster.leases.values(), *cluster.remainders.values()) if left else ()
+    elsewhere = {key for lease in leases if lease.fencing_token in tokens for _, key, _ in jobs_of(lease)}
+    return [key for key in left if key not in elsewhere]

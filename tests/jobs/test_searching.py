@@ -205,6 +205,23 @@ def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_
     assert look() == [("gpu-b", "opened")]
 
 
+def test_a_job_of_a_server_that_shares_its_home_keeps_no_other_one_closed(tmp_path: Path) -> None:
+    """As on NFS 4, where locks reach other machines."""
+    fleet = AgentFleet((Gpu(0, "A100"),))
+    fleet.report()
+    key, lost = job_key("t", fleet.submit("t")["fencing_token"]), job_key("lost", 99)
+    fleet.report(run(key))
+    write_backup(fleet.store, tmp_path / "state.json")
+    restore(fleet.store, read_backup(tmp_path / "state.json"), force=True)
+    fleet.clock.now += WINDOW_S + 30.0
+    fleet.manager.searched("gpu-b", [key, lost])
+    drained = fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
+    assert drained is not None
+    assert drained.reason.endswith(f"; without a lease runs {lost}")
+    fleet.manager.searched("gpu-b", [key])
+    assert fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").is_open)
+
+
 def test_the_account_of_another_user_says_nothing(fleet: Restored) -> None:
     words = r"jobs of user nobody cannot be seen as .*: ask as that user"
     launcher = fleet.stack.enter_context(closing(open_at(replace(fleet.way, user="nobody"))))
