@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import GPUTrainingOperator, task_results
     from resource_manager.airflow.task_trigger import trigger as trigger_steps
-    from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+    from resource_manager.airflow.task_trigger.events import EndState, TaskEnd, storable
+    from resource_manager.airflow.task_trigger.notes import TaskNotes
     from resource_manager.airflow.task_trigger.task_lease import TaskLease
     from resource_manager.airflow.use_meter import UseMeter, usage_line
     from resource_manager.airflow.version_compat import AirflowException
@@ -425,6 +426,14 @@ def test_the_next_triggerer_continues_the_log(asks, notes, tmp_path, capsys):
 )
 def test_a_line_written_in_pieces_is_logged_as_one(asks, command, line):
     assert fire(asks(command))["last_line"] == line
+
+
+def test_what_a_database_may_refuse_to_store_is_replaced_in_event_and_notes(asks, notes):
+    """PostgreSQL has no NUL: a triggerer ended by such an event, and so did the next that took the task."""
+    assert fire(asks("printf 'saved a.bin\\0\\n'; exit 3"))["last_line"] == "saved a.bin\ufffd"
+    asyncio.run(TaskNotes(TASK, None).keep_log_place("a job", 4, "a.bin\0"))
+    assert notes["job_log_place"]["last_line"] == "a.bin\ufffd"
+    assert storable({"a\0": [{"b": "\ud800c"}, 1, None]}) == {"a\ufffd": [{"b": "\ufffdc"}, 1, None]}
 
 
 def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(asks, manager):

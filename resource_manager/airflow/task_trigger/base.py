@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from resource_manager.airflow.resuming import OF_TRY
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.task_trigger.events import Event
+from resource_manager.airflow.task_trigger.events import Event, storable
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.models import MAX_RENEWAL_S
 from resource_manager.errors import ResourceManagerError, is_outage
@@ -94,7 +94,7 @@ class PlainTrigger(BaseTrigger):
         """Return the event with the number of the task's try, after `MIN_DEFERRAL_S` at the earliest."""
         await asyncio.sleep(max(self._began_at + MIN_DEFERRAL_S - time.monotonic(), 0.0))
         of_try = {} if self.task_instance is None else {OF_TRY: self.task_instance.try_number}
-        return TriggerEvent({**(event.plain() if isinstance(event, Event) else event), **of_try})
+        return TriggerEvent(storable({**(event.plain() if isinstance(event, Event) else event), **of_try}))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments

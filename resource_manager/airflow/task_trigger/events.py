@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from resource_manager.core.identifiers import as_reason
+
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that PostgreSQL, or UTF-8, does not have."""
+
+
+def storable(value: Any) -> Any:
+    """Return plain values with U+FFFD for each character that Airflow's database may refuse.
+
+    A triggerer ends, with all its triggers, by an event that it cannot store, and so does the next one.
+    """
+    if isinstance(value, str):
+        return _NOT_STORABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {storable(name): storable(part) for name, part in value.items()}
+    return [storable(part) for part in value] if isinstance(value, list) else value
 
 
 class Event(BaseModel):

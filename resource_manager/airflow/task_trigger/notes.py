@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from resource_manager.airflow.task_trigger.events import storable
 from resource_manager.airflow.version_compat import get_xcom, set_xcom
 from resource_manager.jobs.task_identity import TaskIdentity
 
@@ -60,7 +61,7 @@ class TaskNotes:
     async def share(self, key: str, value: Any) -> None:
         """Store an XCom that others read, too."""
         try:
-            await set_xcom(key, value, **self._task_instance)
+            await set_xcom(key, storable(value), **self._task_instance)
         except Exception as error:
             self._log.warning("%s is not stored, which a restart of the triggerer needs: %s", key, error)
 
