@@ -56,14 +56,14 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
 
 @hookimpl
 def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
-    _drop_kept(task_instance)
+    _drop_kept(task_instance, once_ended=True)
     _task_ended(task_instance)
 
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
     if task_instance.state == "failed":  # in a worker of Airflow 3.0 it is running
-        _drop_kept(task_instance)
+        _drop_kept(task_instance, once_ended=False)  # it ends there after this process
     if task_instance.state != "up_for_retry":
         _task_ended(task_instance)
 
@@ -98,7 +98,7 @@ def on_dag_run_failed(dag_run: Any, msg: str) -> None:
     _run_ended(dag_run)
 
 
-def _drop_kept(task_instance: Any) -> None:
+def _drop_kept(task_instance: Any, *, once_ended: bool) -> None:
     """Drop what was kept of a training that ends in this worker: Airflow has it, or no try will collect it.
 
     A DAG with a training has its module.
@@ -107,7 +107,7 @@ def _drop_kept(task_instance: Any) -> None:
     if training is None or not isinstance(task_instance, RuntimeTaskInstance):
         return
     if isinstance(task_instance.task, training.GPUTrainingOperator):
-        drop_collected(task_instance)
+        drop_collected(task_instance, once_ended=once_ended)
 
 
 def _task_ended(task_instance: Any) -> None:

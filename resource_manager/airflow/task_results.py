@@ -53,10 +53,16 @@ def drop_unwanted(identity: TaskIdentity) -> None:
         logger.warning("the end of %s is kept until that task is cleared: %s", identity.lease_id, error)
 
 
-def drop_collected(task_instance: Any) -> None:
-    """Drop the end of a task whose worker has collected it; what fails is only logged."""
+def drop_collected(task_instance: Any, *, once_ended: bool = False) -> None:
+    """Drop the end of a task whose worker has collected it; what fails is only logged.
+
+    With `once_ended` only if the task has ended in Airflow, which refuses a success of one that it took from
+    the worker meanwhile.
+    """
     try:
-        drop_end(TaskIdentity.of(task_instance, instance_id()))
+        identity = TaskIdentity.of(task_instance, instance_id())
+        if not once_ended or not is_wanted(identity):
+            drop_end(identity)
     except Exception as error:
         logger.warning("the end of this task may be collected again by its next try: %s", error)
 

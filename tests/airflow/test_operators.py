@@ -78,7 +78,7 @@ def in_worker(operator, **state):
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
-def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, exit_code):
+def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, wanted, exit_code):
     """What is left of a try may fail, such as the XCom with the result: then the job does not run again."""
     gpu_launcher.ends("train", exit_code=exit_code)
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
@@ -90,6 +90,9 @@ def test_an_end_is_kept_until_airflow_has_it(manager, gpu_launcher, variables, e
     listener.on_task_instance_failed(previous_state=None, task_instance=in_worker(operator), error=None)
     listener.on_task_instance_success(previous_state=None, task_instance=in_worker(BaseOperator(task_id="t")))
     assert len(variables) == (exit_code == 0)
+    listener.on_task_instance_success(previous_state=None, task_instance=in_worker(operator))
+    assert len(variables) == (exit_code == 0), "Airflow has refused the success, and another try comes"
+    wanted(False)
     listener.on_task_instance_success(previous_state=None, task_instance=in_worker(operator))
     assert variables == {}
 
