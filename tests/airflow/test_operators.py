@@ -227,13 +227,23 @@ def test_a_gpu_fraction_that_a_template_gives_is_in_the_environment_once_it_is_k
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in lease.environment("amd")
 
 
+NESTED = "[" * 300 + "]" * 300
+
+
 @pytest.mark.parametrize(
     ("line", "value"),
     [
         ('{"loss": 0.5}', {"loss": 0.5}),
         ("epoch 3", "epoch 3"),
         *((line, line) for line in ('{"loss": NaN}', "-Infinity", "1e999", "9" * 30, r'"\ud800"')),
+        *(
+            (line, line)
+            for line in (r'"a\u0000b"', r'[{"\u0000": 1}]', '{"__id__": 5}', '[{"__classname__": 1}]')
+        ),
+        ('"a\0b"', '"a\ufffdb"'),
         pytest.param("[" * 100_000, "[" * 100_000, id="deep"),
+        pytest.param(NESTED, NESTED, id="nested"),
+        ('{"a": [[1], {"b": "c"}]}', {"a": [[1], {"b": "c"}]}),
     ],
 )
 def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, value):

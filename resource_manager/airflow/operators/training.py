@@ -15,7 +15,7 @@ from resource_manager.airflow.slurm.trigger import end_unless_wanted
 from resource_manager.airflow.task_demand import check_duration, end_lease, is_literal, owner_of
 from resource_manager.airflow.task_results import drop_collected, drop_end, kept_end
 from resource_manager.airflow.task_state import identity_of, is_wanted
-from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+from resource_manager.airflow.task_trigger.events import EndState, TaskEnd, storable
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.task_trigger.trigger import TaskTrigger
 from resource_manager.airflow.use_meter import usage_line
@@ -37,6 +37,12 @@ from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.recorded_changes import LEASE_GONE
 
 DICTIONARIES = ("env", "container", "slurm")
+
+RESERVED = {"__classname__", "__id__"}
+"""Names of a dictionary that Airflow takes for an object of its own, or refuses."""
+
+MAX_DEPTH = 100
+"""Most levels of a value; Airflow refuses one of some 250."""
 
 NO_COMMAND = "command is missing: only an image has one of its own"
 
@@ -71,8 +77,8 @@ class GPUTrainingOperator(GPUOperator):
     Further parameters as for `GPUOperator`; `ttl` is two minutes if None. The trigger that watches the job
     renews its lease.
 
-    The task returns the last line of the job's output, parsed if it is JSON (without NaN, which an XCom
-    cannot hold); XCom `allocation` has the lease. `execution_timeout` counts from the start of the job.
+    The task returns the last line of the job's output, parsed if it is JSON that an XCom can hold (NaN it
+    cannot); XCom `allocation` has the lease. `execution_timeout` counts from the start of the job.
     """
 
     template_fields: Sequence[str] = (
@@ -318,8 +324,17 @@ def _value(line: str) -> Any:
         value = json.loads(line, parse_int=_of_64_bits)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return line
-    return value
+        return storable(line)
+    return value if _fits(value) else line
+
+
+def _fits(value: Any, depth: int = 0) -> bool:
+    """Return whether Airflow takes a value of JSON: not with a NUL, which PostgreSQL does not have."""
+    if isinstance(value, dict):
+        return RESERVED.isdisjoint(value) and _fits([*value, *value.values()], depth)
+    if isinstance(value, list):
+        return depth < MAX_DEPTH and all(_fits(part, depth + 1) for part in value)
+    return not isinstance(value, str) or "\0" not in value
 
 
 def _of_64_bits(digits: str) -> int:
