@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -115,16 +115,32 @@ def _task_ended(task_instance: Any) -> None:
     if isinstance(task_instance, RuntimeTaskInstance):
         return
     # The instance id is read in the other thread: this one may be inside a database session of the scheduler.
-    identity = TaskIdentity.of(task_instance, "")
+    identity, row_id = TaskIdentity.of(task_instance, ""), str(task_instance.id)
 
     def end(manager: LeaseService) -> None:
         ended = replace(identity, instance=instance_id())
         entry = manager.status_of(ended.lease_id)
+        if _row_id(identity) not in (row_id, ""):  # it was cleared meanwhile: its new try has lease and job
+            return
         if entry is not None and reconcile.task_of(entry) == ended:
             _end(manager, entry, ended.by)
         drop_end(ended)  # no try will collect it
 
     _thread().submit(_safely, end)
+
+
+def _row_id(identity: TaskIdentity) -> str:
+    """Return the id that Airflow's database has for a task instance, empty for a deleted one.
+
+    Each try has its own, as soon as the task is cleared.
+    """
+    from airflow.models.taskinstance import TaskInstance  # with what workers do not load
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
+    with create_session() as session:
+        return str(session.scalar(select(TaskInstance.id).filter_by(**of_task)) or "")
 
 
 def _run_ended(dag_run: Any) -> None:

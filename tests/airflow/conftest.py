@@ -4,9 +4,12 @@ import json
 import logging
 import os
 import threading
+from dataclasses import asdict
 
 import psutil
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 from resource_manager.jobs.launchers import LAUNCHERS, terminal
 from resource_manager.jobs.launchers.terminal import is_here
@@ -141,6 +144,37 @@ def variables(monkeypatch):
     kept = Variables()
     monkeypatch.setattr("resource_manager.airflow.task_results.CurrentAccess", lambda: kept)
     return kept
+
+
+@pytest.fixture
+def empty_database(tmp_path, monkeypatch):
+    """Empty database for Airflow, without tables."""
+    from airflow import settings
+
+    engine = create_engine(f"sqlite:///{tmp_path}/airflow.db")
+    sessions = scoped_session(sessionmaker(engine, expire_on_commit=False))
+    monkeypatch.setattr(settings, "Session", sessions)
+    yield engine
+    sessions.remove()
+    engine.dispose()
+
+
+@pytest.fixture
+def rows(empty_database):
+    """Return rows(identity, id): Airflow's database has that task instance, with this id."""
+    from airflow.models import import_all_models
+    from airflow.models.taskinstance import TaskInstance
+
+    import_all_models()  # with the tables that this one refers to
+    table = TaskInstance.__table__
+    table.create(empty_database)
+
+    def add(identity, row_id):
+        of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
+        with empty_database.begin() as connection:
+            connection.execute(table.insert().values(**of_task, id=row_id, pool="default_pool", pool_slots=1))
+
+    return add
 
 
 @pytest.fixture

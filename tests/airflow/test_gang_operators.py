@@ -261,7 +261,7 @@ def test_a_failed_member_fails_the_task_with_its_rank_and_last_lines(manager, se
     assert said == ["[rank 2] epoch 1", "[rank 2] out of memory", "[rank 1] connection reset"]
 
 
-def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers, variables):
+def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers, variables, rows):
     started(servers, train())
     keep_end(TASK, TaskEnd(state=EndState.FAILED, detail="nobody collects it any more"))
     listener.on_task_instance_failed(None, _Ended(), None)
@@ -274,7 +274,7 @@ def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers,
 class _Ended:
     """Task instance as the scheduler hands it to a listener."""
 
-    dag_id, run_id, task_id, map_index = TASK.dag_id, TASK.run_id, TASK.task_id, -1
+    dag_id, run_id, task_id, map_index, id = TASK.dag_id, TASK.run_id, TASK.task_id, -1, "a"
     state = "failed"
 
 

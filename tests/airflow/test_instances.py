@@ -13,18 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import unquote
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
-from sqlalchemy.orm import scoped_session, sessionmaker
 
 from tests.builders import granted_lease
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow import settings as airflow_settings
     from airflow.models.variable import Variable
 
     with suppress(ImportError):  # since 3.1
@@ -36,7 +34,9 @@ with warnings.catch_warnings():
     from resource_manager.airflow.operators import reconcile as operator_module
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.task_results import keep_end
     from resource_manager.airflow.task_state import identity_of
+    from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, TaskDeferred
     from tests.airflow.asking import ask
 
@@ -64,6 +64,7 @@ TASK = SimpleNamespace(
     run_id="nightly",
     task_id="train",
     map_index=-1,
+    id=UUID(int=1),
     state="failed",
     xcom_push=lambda key, value: None,
 )
@@ -114,17 +115,6 @@ def instance(monkeypatch):
         publish_instance.cache_clear()
 
     return process
-
-
-@pytest.fixture
-def empty_database(tmp_path, monkeypatch):
-    """Empty database for Airflow, without tables."""
-    engine = create_engine(f"sqlite:///{tmp_path}/airflow.db")
-    sessions = scoped_session(sessionmaker(engine, expire_on_commit=False))
-    monkeypatch.setattr(airflow_settings, "Session", sessions)
-    yield engine
-    sessions.remove()
-    engine.dispose()
 
 
 @pytest.fixture
@@ -255,7 +245,7 @@ def test_the_history_says_which_task_of_which_airflow_asked(manager, instance):
     ]
 
 
-def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance):
+def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance, rows):
     our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
     with instance("staging"):
         after_the_listener(lambda: listener.on_task_instance_failed(None, TASK, "ended by a user"))
@@ -263,6 +253,23 @@ def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance):
     assert LocalLauncher().status(our_job).state is JobState.RUNNING
     assert LocalLauncher().status(their_job).state is JobState.ABSENT
     LocalLauncher().stop(our_job, 0)
+
+
+def test_the_listener_leaves_a_task_alone_that_was_cleared_before_it_came_to_it(
+    manager, instance, rows, variables
+):
+    """It ends one task at a time, and a server out of reach takes it half a minute."""
+    job = start_job(manager, OURS)
+    with instance("production"):
+        keep_end(OURS, TaskEnd(state=EndState.JOB_ENDED, exit_code=0))
+        rows(replace(OURS, map_index=3), UUID(int=1))
+        rows(OURS, UUID(int=2))
+        after_the_listener(lambda: listener.on_task_instance_failed(None, TASK, "marked by a user"))
+        assert (held(manager), len(variables)) == ({OURS.lease_id}, 1)
+        assert LocalLauncher().status(job).state is JobState.RUNNING
+        new_try = SimpleNamespace(**{**vars(TASK), "id": UUID(int=2)})
+        after_the_listener(lambda: listener.on_task_instance_failed(None, new_try, "marked again"))
+    assert (held(manager), len(variables)) == (set(), 0)
 
 
 def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty_database, instance):
@@ -291,7 +298,7 @@ def test_neither_the_end_of_a_run_nor_the_reconciler_estimates_starts(manager, i
     assert len(manager.queue(estimated=False)) == 1
 
 
-def test_a_task_that_was_ended_while_it_waited_for_a_lease_of_its_run_waits_no_more(manager, instance):
+def test_a_task_that_was_ended_while_it_waited_for_a_lease_of_its_run_waits_no_more(manager, instance, rows):
     for number in range(4):
         manager.submit(f"holds-{number}", 8, 1)
     with instance("staging"):

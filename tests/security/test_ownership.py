@@ -48,7 +48,9 @@ from tests.jobs.gangs import place
 
 AsRole = Callable[..., FlaskClient]
 TASK = TaskIdentity("production", "etl", "nightly", "train")
-RUNNING = SimpleNamespace(dag_id="etl", run_id="nightly", task_id="train", map_index=-1, state="failed")
+RUNNING = SimpleNamespace(
+    dag_id="etl", run_id="nightly", task_id="train", map_index=-1, id="a", state="failed"
+)
 BODY = {"required_gpus": 8, "required_cpus": 1}
 
 
@@ -250,10 +252,11 @@ def test_a_task_ends_its_own_lease_that_was_released_by_force_and_gets_another(
 
 
 def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
-    manager: GPUResourceManager, start_job: Any, connect: Any
+    manager: GPUResourceManager, start_job: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = start_job(manager.submit(TASK.lease_id, 2, 1, labels=labels(dag_id="other")))
     connect(manager)
+    monkeypatch.setattr(listener, "_row_id", lambda identity: RUNNING.id)  # there is no database of Airflow
     listener.on_task_instance_failed(None, RUNNING, "ended by a user")
     listener._thread().submit(lambda: None).result(30)
     assert runs(key)
