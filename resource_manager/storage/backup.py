@@ -152,8 +152,8 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
             )
             went_on = stored if is_later else None
             snapshot = _continued(backup, stored, now, is_whole=is_whole, went_on=went_on)
-            if jobs := _rows_of(backup):  # before the state: a lease without its job ends as its agent asks
-                store.jobs.write(jobs)
+            if new := _rows_of(backup, without=stored):  # else a lease without its job ends as its agent asks
+                store.jobs.write(new)
             try:
                 store.restore(
                     snapshot,
@@ -169,6 +169,8 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
                 if isinstance(error.__cause__, errors.LockError):  # it would be so each time
                     raise
                 continue  # a commit came in between: it may be one that must not be lost
+            if len(jobs := _rows_of(backup)) > len(new):  # not before: the stored state might go on
+                store.jobs.write(jobs)
             names = () if is_whole else tuple(node.name for node in snapshot.nodes)
             return Restored(max(now - backup.taken_at, 0.0), names)
     finally:
@@ -199,12 +201,14 @@ def _stored_jobs(store: Store, snapshot: Snapshot, known: dict[tuple[str, int], 
     return {key[0]: known[key] for key in keys if key in known}
 
 
-def _rows_of(backup: Backup) -> list[JobRow]:
+def _rows_of(backup: Backup, without: ClusterState | None = None) -> list[JobRow]:
+    """Return the rows of the stored jobs, without those whose ids a state has jobs of its own for."""
     owners = _owners_of_jobs(backup.snapshot)
+    others = {} if without is None else _owners_of_jobs(without.snapshot())
     return [
         JobRow(job_name(lease_id), owners[lease_id], text, LIVE_S)
         for lease_id, text in backup.jobs.items()
-        if lease_id in owners
+        if lease_id in owners and lease_id not in others
     ]
 
 

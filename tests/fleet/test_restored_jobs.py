@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from resource_manager.errors import LockError, StaleStateError
 from resource_manager.jobs.launchers import job_key
-from resource_manager.storage.backup import Backup, read_backup, write_backup
+from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
 from tests.fleet.test_job_board import JOB, Fleet, run
+from tests.storage.test_backup import Instead
 
 KEY = job_key("t", 1)
 
@@ -36,6 +39,25 @@ def test_stored_jobs_go_along_to_another_store(before: Fleet, tmp_path: Path) ->
     assert fleet.wanted() == {KEY: "run"}
     assert [entry["task_id"] for entry in fleet.manager.queue()] == ["waits"]
     assert fleet.manager.stored_jobs.job("waits", "ada") == JOB
+
+
+def test_jobs_of_the_stored_state_give_way_only_where_the_state_does(before: Fleet, tmp_path: Path) -> None:
+    """A restore that fails, as where its lock is lost, leaves the waiting request the job it came with."""
+    backup = final_backup(before, tmp_path)
+    fleet = Fleet()
+    newer = {"command": ["python", "newer.py"]}
+    for task in ("t", "waits"):
+        fleet.manager.submit(task, 0, 60, job=newer, owner="ada", server="gpu-a")
+
+    def fail(*values: Any, **options: Any) -> None:
+        raise StaleStateError(0, None, "its lock was lost") from LockError("lost")
+
+    with pytest.raises(StaleStateError):
+        restore(Instead(fleet.store, restore=fail), backup, force=True)
+    jobs = fleet.manager.stored_jobs
+    assert [jobs.job(task, "ada") for task in ("t", "waits")] == [newer, newer]
+    restore(fleet.store, backup, force=True)
+    assert [jobs.job(task, "ada") for task in ("t", "waits")] == [JOB, JOB]
 
 
 def test_a_lease_whose_job_is_not_stored_ends_with_the_reason(before: Fleet, tmp_path: Path) -> None:
