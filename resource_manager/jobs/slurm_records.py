@@ -32,15 +32,21 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
     What the manager was told of jobs is any caller's word: the login node says which there are, and of whom.
     """
     actions = []
-    for conn_id in {job["conn_id"] for job in _left_behind(manager.slurm_jobs(), states, instance)}:
+    known = manager.slurm_jobs()
+    for conn_id in {job["conn_id"] for job in _left_behind(known, states, instance)}:
         try:
             with closing(SlurmLauncher(JobPlace("slurm", "", conn_id))) as launcher:
-                here = launcher.read_all({}, since=time.time()).records
+                here = launcher.read_all({}, since=time.time() - KEPT_S).records
                 for job in _left_behind(here, states, instance):
                     launcher.stop(job["key"])
                     detail = f"job {job['id']} on Slurm, as its task has ended"
                     actions.append(Action(job["task_id"], job["task_id"], ActionKind.STOPPED, detail))
-                publish(launcher, manager)
+                if {job["key"] for job in here}.isdisjoint(job["key"] for job in known):
+                    # Another account has a folder of its own: its list would take the place of theirs.
+                    kept = "none of its jobs is in this account's folder: run as the user that submits them"
+                    actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
+                else:
+                    publish(launcher, manager)
         except InvalidRequestError as error:  # of `publish`, as by other clusters that callers told of
             kept = f"its jobs in the list of jobs are not up to date: {error}"
             actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))

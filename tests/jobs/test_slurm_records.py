@@ -81,6 +81,19 @@ def test_a_caller_has_no_job_ended_and_no_folder_removed_by_what_they_tell_of(
         assert stopped == []
 
 
+def test_an_account_in_whose_folder_no_such_job_is_leaves_the_list_of_jobs_as_it_is(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the command's own unit: from an empty list nobody would end the job any more."""
+    monkeypatch.setattr(slurm_records.SlurmLauncher, "read_all", lambda *_, **__: Look({}, "c", []))
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(RUNS, 1), job_of(GONE, 2)])
+        [kept] = slurm_records.end_left_behind(manager, States(), "here")
+        assert (kept.action, stopped) == (ActionKind.KEPT, [])
+        assert "none of its jobs is in this account's folder" in kept.detail
+        assert len(manager.slurm_jobs()) == 2
+
+
 def test_the_command_ends_jobs_of_tasks_that_have_ended_as_the_dag_does(
     stopped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
