@@ -85,7 +85,8 @@ def test_an_account_in_whose_folder_no_such_job_is_leaves_the_list_of_jobs_as_it
     stopped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of the command's own unit: from an empty list nobody would end the job any more."""
-    monkeypatch.setattr(slurm_records.SlurmLauncher, "read_all", lambda *_, **__: Look({}, "c", []))
+    read_all = "resource_manager.jobs.slurm_records.SlurmLauncher.read_all"
+    monkeypatch.setattr(read_all, lambda *_, **__: Look({}, "c", []))
     with GPUResourceManager.from_url("memory://") as manager:
         manager.keep_slurm_jobs("c", [job_of(RUNS, 1), job_of(GONE, 2)])
         [kept] = slurm_records.end_left_behind(manager, States(), "here")
