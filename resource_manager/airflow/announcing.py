@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.task_demand import ATTRIBUTES, is_literal, owner_of, team_of
-from resource_manager.core.announced import MAX_AFTER, MAX_OF_RUN
+from resource_manager.core.announced import MAX_AFTER, MAX_AFTER_BYTES, MAX_OF_RUN
 from resource_manager.errors import InvalidRequestError, PriorityError
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -81,6 +81,8 @@ def announce(
     for task in tasks:
         identity = TaskIdentity(instance, dag_id, run_id, task.task_id)
         after = [TaskIdentity(instance, dag_id, run_id, name).lease_id for name in task.after]
+        while sum(len(each.encode()) for each in after) > MAX_AFTER_BYTES:  # else nothing would be announced
+            after.pop()
         demand = {**task.demand, "owner": manager.stated_owner(task.demand["owner"]) or ""}
         with asked_by(identity.by):
             try:

@@ -14,7 +14,7 @@ from airflow.sdk import DAG, task
 from resource_manager import GPUResourceManager
 from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, announcing, with_gpus
 from resource_manager.airflow.announcing import announce, tasks_to_come
-from resource_manager.core.announced import MAX_OF_RUN
+from resource_manager.core.announced import MAX_AFTER, MAX_AFTER_BYTES, MAX_OF_RUN
 
 BashWithGPUs = with_gpus(BashOperator, gpus=2, expected_runtime=timedelta(hours=2))
 
@@ -175,6 +175,20 @@ def test_a_dag_of_two_thousand_tasks_is_cut_and_one_that_is_wrong_is_left_out(
     with GPUResourceManager.from_url("memory://") as manager:
         announce(manager, "i", "wrong", "r", tasks_to_come(run_of(dag, monkeypatch)))
         assert [(each["name"], each["priority"]) for each in manager.coming()] == [("wrong.weighty", 1000)]
+
+
+def test_a_task_after_many_with_long_ids_is_announced_after_as_many_as_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"{number:02d}{'x' * 180}" for number in range(MAX_AFTER)]
+    with DAG("d" * 180, start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        [train(name) for name in names] >> train("last")
+    [last] = [each for each in tasks_to_come(run_of(dag, monkeypatch)) if each.task_id == "last"]
+    with GPUResourceManager.from_url("memory://") as manager:
+        announce(manager, "i", dag.dag_id, "r", [last])
+        [known] = manager.read(lambda cluster, now: [*cluster.announced.values()])
+    sizes = [len(name) + len(f"i/{dag.dag_id}/r/") for name in names]
+    assert len(known.after) == MAX_AFTER_BYTES // sizes[0] < MAX_AFTER
 
 
 def test_a_dag_without_gpus_costs_no_query() -> None:
