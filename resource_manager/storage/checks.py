@@ -67,7 +67,7 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
     except (StoreError, SettingsError) as error:  # also that an airflow:// store needs Airflow
         return [Finding(False, str(error))]
     if store.closed:
-        return [] if closed in findings else [closed]  # a Redis tells that without reading the state
+        return [] if closed in findings else [closed]  # a Variable alone tells that only as it is read
     return [] if state is None else [Finding(True, f"the state can be read (version {state.version})")]
 
 

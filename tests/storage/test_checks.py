@@ -87,13 +87,19 @@ def test_a_state_that_cannot_be_reached_is_a_finding(own_redis: RedisServer) -> 
 
 
 @pytest.mark.parametrize("kind", ["own_redis", "sqlite"])
-def test_a_closed_state_is_told_once(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_s", [10.0, -1.0])
+def test_a_closed_state_is_told_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, most_s: float, tmp_path: Path
+) -> None:
+    """Also where the store has another fault, such as a clock that is wrong."""
+    monkeypatch.setattr("resource_manager.storage.finding.MAX_CLOCK_DIFFERENCE_S", most_s)
     url = request.getfixturevalue(kind).fresh_url()
     with closing(open_store(url)) as store:
         started(store)
         write_backup(store, tmp_path / "state.json", closing="it moved")
     done = CliRunner().invoke(main, ["--store", url, "store", "check"])
     assert (done.exit_code, done.output.count("the state is closed: it moved")) == (1, 1)
+    assert "the state can be read" not in done.output
 
 
 def test_the_redis_of_a_variable_holds_no_leases(own_redis: RedisServer) -> None:

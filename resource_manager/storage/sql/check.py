@@ -49,7 +49,7 @@ def tables(database: Database) -> list[Finding]:
         others = {fault.text for fault in found.values() if fault.kind != "rights"}
         findings += [Finding(False, words) for words in sorted(others)]
     findings += _grants(database, lacking)
-    return list(dict.fromkeys(findings)) or [_format(database)]
+    return list(dict.fromkeys(findings)) or _state(database)
 
 
 def _grants(database: Database, lacking: dict[str, str]) -> list[Finding]:
@@ -71,14 +71,16 @@ def _grants(database: Database, lacking: dict[str, str]) -> list[Finding]:
 CHECKS = (server, tables, clock)
 
 
-def _format(database: Database) -> Finding:
-    """Return what is there where all tables and rights are: the format of the state, if there is one."""
-    row = database.row("SELECT format FROM {state} WHERE namespace = :namespace")
+def _state(database: Database) -> list[Finding]:
+    """Return what the state is like where all tables and rights are, if there is one."""
+    row = database.row("SELECT format, closed FROM {state} WHERE namespace = :namespace")
+    stored, closed = (1, "") if row is None else row
     try:
-        check_format(1 if row is None else row[0], f"the state of namespace {database.namespace}")
+        check_format(stored, f"the state of namespace {database.namespace}")
     except CorruptStateError as error:
-        return Finding(False, str(error))
-    return Finding(True, f"{len(database.tables.tables)} tables with all rights")
+        return [Finding(False, str(error))]
+    there = Finding(True, f"{len(database.tables.tables)} tables with all rights")
+    return [there, Finding(False, f"the state is closed: {closed}")] if closed else [there]
 
 
 def _fault(database: Database, statement: str) -> Fault | None:
