@@ -132,7 +132,8 @@ class JobBoard:
             # A tombstone comes before the end that it is of, which may fail, or be lost with its agent.
             if (want == "stop" or not run["ended"]) and (is_key(key) or run["state"] == "finished"):
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
-        items = fitting(items, {key: lease["owner"] for key, lease, _ in wanted})
+        begun = {key for key, run in runs.items() if run["state"] != "absent"}
+        items = fitting(items, {key: lease["owner"] for key, lease, _ in wanted}, begun)
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
         output = [{**each, **places.get(each["key"], {})} for each in self._questions(server)]
         tokens = [lease["fencing_token"] for lease in seen.unplaced]

@@ -287,6 +287,29 @@ def test_a_job_without_a_lease_is_ended_until_it_is_gone_though_it_has_its_tombs
     assert fleet.wanted() == {}
 
 
+def test_a_job_starts_though_older_ones_that_run_or_are_too_long_fill_the_answer(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What runs needs no start any more, and what is too long now leaves room for what is not."""
+    fleet.report()
+    runs = job_key("t", fleet.submit("t")["fencing_token"])
+    fleet.wanted()
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    size = len(json.dumps(item))
+    monkeypatch.setattr("resource_manager.fleet.job_shares.FEW", 1)
+    monkeypatch.setattr("resource_manager.fleet.job_shares.MAX_SPEC_BYTES", size * 3 // 2)
+    next_ = job_key("next", fleet.submit("next")["fencing_token"])
+    fleet.report(run(runs))
+    assert fleet.wanted() == {next_: "run"}
+    assert caplog.text == "", "nothing starts later"
+    long = {**JOB, "env": {"A": "b" * size}}
+    fleet.manager.submit("long", 0, 8, job=long, owner="ada", server="gpu-a")
+    newest = job_key("new", fleet.submit("new")["fencing_token"])
+    fleet.report(run(runs), run(next_))
+    assert fleet.wanted() == {newest: "run"}
+    assert "of 4, 1 later" in caplog.text
+
+
 def test_what_others_run_in_the_folder_of_an_agent_is_left_alone(fleet: Fleet) -> None:
     """As `gpu-manager attach` of its user, and where the homes of several servers are on one file system."""
     fleet.report()
