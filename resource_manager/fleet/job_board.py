@@ -271,7 +271,7 @@ class JobBoard:
             return  # who stopped it is about to release its lease
         failed = list(filter(was_refused, ended))
         is_stored = has_stored_job(lease["labels"])
-        if not is_stored:  # nobody waits for it any more
+        if not is_stored and any(run["state"] == "absent" for run in ended):  # nobody waits for it any more
             outcome, reason = Outcome.CANCELLED, ""
         elif failed:
             outcome, reason = Outcome.NOT_STARTED, as_reason(failed[0]["error"])
@@ -280,7 +280,7 @@ class JobBoard:
         elif lease["until"] is not None and all(
             run["preempted"] or known.was_preempted_before(run) for run in ended
         ):
-            outcome, reason = Outcome.PREEMPTED, ""
+            outcome, reason = Outcome.PREEMPTED if is_stored else Outcome.EVICTED, ""
         elif stopped:
             outcome, reason = Outcome.CANCELLED, ""
         else:

@@ -44,6 +44,34 @@ def outcomes(fleet: Fleet) -> list[str]:
     return [change["outcome"] for change in fleet.manager.history() if change["change"] == "released"]
 
 
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ({"exit_code": 0}, "SUCCESS"),
+        ({"exit_code": 3}, "FAILED"),
+        ({"exit_code": 143, "preempted": True}, "EVICTED"),
+        ({"state": "absent", "want": "stop", "ended": True, "exit_code": None}, "CANCELLED"),
+        ({"state": "absent", "refusal": "NotStartedError", "error": "disk full"}, "CANCELLED"),
+    ],
+)
+def test_a_command_whose_terminal_is_cut_off_ends_as_it_ended(end: dict[str, Any], outcome: str) -> None:
+    """The terminal finds no lease any more, so nobody else says how."""
+    fleet = Fleet()
+    fleet.report()
+    labels = {"launcher": "terminal"}
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, ttl=100, server="gpu-a", labels=labels))
+    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
+    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    fleet.report(run(key))
+    if "preempted" in end:
+        fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+        fleet.manager.preempt("t", preemptor="urgent")
+    quarantine(fleet)
+    fleet.report(run(key, **{"state": "finished", **end}))
+    assert outcomes(fleet) == [outcome]
+    assert "t" not in [entry["task_id"] for entry in fleet.manager.queue()]
+
+
 def test_a_job_that_was_preempted_before_it_began_waits_again() -> None:
     fleet = Fleet()
     fleet.report()
