@@ -286,6 +286,27 @@ def test_charts_are_drawn(page: Any, service: b.Service) -> None:
     b.expect(page.locator("#held-now")).to_have_text("No answer.")
 
 
+def test_charts_are_drawn_by_each_answer_though_it_takes_longer_than_their_interval(
+    page: Any, service: b.Service
+) -> None:
+    """Each was thrown away, as a later one was on its way: nothing was drawn, and nothing said."""
+    b.log_in(page, service, "vera")
+    page.get_by_role("link", name="Charts").click()
+    b.expect(page.get_by_text("Latest:")).to_be_visible()
+    late: list[Any] = []
+    page.route("**/api/trends?hours=24", lambda route: late.append(route))
+    with page.expect_request("**/api/trends?hours=24"):
+        page.get_by_role("button", name="1 day").click()
+    with page.expect_request("**/api/trends?hours=24"):
+        page.evaluate("document.dispatchEvent(new Event('themechange'))")
+    now = {"time": [1.0], "wait": [1.0], "longest": [1.0], "queue": [1.0]}
+    for number, percent in enumerate((77.0, 78.0)):
+        while len(late) <= number:  # a request is seen before its route
+            page.wait_for_timeout(10)
+        late[number].fulfill(json={**now, "allocated": [percent]})
+        b.expect(page.get_by_text("Latest:")).to_contain_text(f"{percent:g}")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: str, width: int) -> None:

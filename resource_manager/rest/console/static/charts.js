@@ -6,6 +6,7 @@
   const latest = document.getElementById("held-now");
   let charts = [];
   let loads = 0;
+  let drawn = 0;
   let hours = 6;
 
   function style(name) {
@@ -35,6 +36,7 @@
 
   async function load() {
     const mine = ++loads;
+    const period = hours;
     let data = null;
     try {
       const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
@@ -43,7 +45,8 @@
     } catch (error) {
       data = null;
     }
-    if (mine !== loads) return; // a later answer is there, or comes
+    if (mine < drawn || period !== hours) return; // a later answer is there, or one for other hours comes
+    drawn = mine;
     if (!data) {
       latest.textContent = "No answer.";
       return;
