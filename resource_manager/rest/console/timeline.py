@@ -34,7 +34,8 @@ MAX_WAITING = 4
 """Expected starts shown on one server."""
 
 MAX_ENDED = 2000
-"""Most leases shown that have ended: bars of more would cover one another, and each open page asks again."""
+"""Most members shown of leases that have ended: bars of more would cover one another, and each open page asks
+again."""
 
 NARROW = 8.0
 """Width in percent below which the name stands in the paler part of a bar."""

@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.rest.console.use_page import top_of
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.memory import MemoryStore
@@ -88,12 +89,16 @@ def test_the_timeline_has_a_bounded_number_of_bars(
     """Each open page asks for all of them at each change."""
     monkeypatch.setattr("resource_manager.rest.console.timeline.MAX_ENDED", 2)
     manager.release("d/r/now", outcome="SUCCESS")
-    assert "are shown: search" not in page(as_role, "/timeline")
+    assert "are shown" not in page(as_role, "/timeline")
     clock.now += 60
     manager.release("d/r/next", outcome="SUCCESS")
     text = page(as_role, "/timeline")
     assert [title.split()[0] for _, _, title in bars(text, "past[a-z ]*")] == ["d/r/now", "d/r/next"]
-    assert "Of the leases that have ended the last 2 are shown: search for a server" in text
+    note = "Of the leases that have ended the last 2 are shown, those of several servers once for each"
+    assert f"{note}." in text, "there is no other server to search for"
+    servers = [{"name": name, "gpus": 8, "gpu_type": "A100", "cpus": 64} for name in ("s0", "s1")]
+    manager.apply(ClusterForm.model_validate({"servers": servers}))
+    assert f"{note}: search for a server to see its earlier ones." in page(as_role, "/timeline")
 
 
 def test_an_empty_timeline_says_the_next_step(
