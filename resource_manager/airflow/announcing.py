@@ -138,10 +138,13 @@ def _demand_of(task: Any, dag_run: Any) -> dict[str, Any] | None:
 
 
 def _arguments_of(task: Any, dag: Any) -> Mapping[str, Any]:
-    """Return the arguments of a task; a mapped one gets most of its DAG's `default_args` as it runs."""
+    """Return the arguments of a task; a mapped one gets those of its DAG's `default_args` that it has as it
+    runs: of those read here all are templates, so one that is none, as `launcher`, is another operator's.
+    """
     if not task.is_mapped:
         return {**vars(task)}
-    given = {name: value for name, value in dag.default_args.items() if not _is_expanded(task, name)}
+    own = (name for name in task.template_fields if name in dag.default_args)
+    given = {name: dag.default_args[name] for name in own if not _is_expanded(task, name)}
     return {**given, **task.partial_kwargs}
 
 

@@ -12,7 +12,13 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 
 from resource_manager import GPUResourceManager
-from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, announcing, with_gpus
+from resource_manager.airflow import (
+    GPUAllocateOperator,
+    GPUAvailableSensor,
+    GPUTrainingOperator,
+    announcing,
+    with_gpus,
+)
 from resource_manager.airflow.announcing import announce, tasks_to_come
 from resource_manager.core.announced import MAX_AFTER, MAX_AFTER_BYTES, MAX_OF_RUN
 
@@ -140,6 +146,23 @@ def test_a_mapped_task_asks_for_what_the_default_arguments_of_its_dag_say(
 
     assert announced(gpus=2) == {"mapped": 2, "own": 1}
     assert announced(gpus=2, **elsewhere) == {}
+
+
+def test_a_default_argument_of_the_dag_says_nothing_of_tasks_that_do_not_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A default launcher took those that ask for a lease all the same out of what is to come."""
+    with DAG(
+        "etl", start_date=datetime(2024, 1, 1), schedule=None, default_args={"launcher": "slurm"}
+    ) as dag:
+
+        @task.gpu(gpus=1)
+        def mapped(x: int) -> None: ...
+
+        mapped.expand(x=[1, 2])
+        GPUAllocateOperator.partial(task_id="allocates", gpus=1).expand(cpus=[1, 2])
+        GPUTrainingOperator.partial(task_id="on_slurm", gpus=1).expand(command=["a", "b"])
+    assert {each.task_id for each in tasks_to_come(run_of(dag, monkeypatch))} == {"mapped", "allocates"}
 
 
 def test_finished_tasks_of_a_cleared_run_and_unknown_numbers_of_mapped_ones(
