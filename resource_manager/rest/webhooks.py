@@ -145,8 +145,7 @@ class NoticeSender:
         except UndeliveredError as error:
             failed = cursor.failed + 1
             logger.warning("%s: not taken, attempt %d: %s", in_words(notice), failed, error)
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(failed - 1, 10), LONGEST_PAUSE_S) if failed else 0.0
-        next_at = self._store.now() + pause_s
+        next_at = self._store.now() + _pause_s(failed)
         self._move(notice, replace(cursor, version=at, by="", until=0.0, failed=failed, next_at=next_at))
 
     def _claim(self, notice: Notice, version: int) -> Cursor | None:
@@ -170,7 +169,7 @@ class NoticeSender:
         is_mine = cursor.by in ("", self._me) or not _is_ahead(cursor.until, now, CLAIM_S)
         is_other = cursor.incarnation != self._store.incarnation
         is_old = cursor.next_at <= now - NOTE_EVERY_S  # a new one, too: noted before its first event
-        is_time = not _is_ahead(cursor.next_at, now, LONGEST_PAUSE_S)
+        is_time = not _is_ahead(cursor.next_at, now, _pause_s(cursor.failed))
         return is_mine and is_time and (cursor.version < version or is_other or is_old)
 
     def _move(self, notice: Notice, cursor: Cursor) -> None:
@@ -230,6 +229,11 @@ class NoticeSender:
         if self._key:
             headers[SIGNATURE] = f"sha256={hmac.new(self._key, body, hashlib.sha256).hexdigest()}"
         return body, headers
+
+
+def _pause_s(failed: int) -> float:
+    """Return the time before the next attempt to send after so many that failed, 0 after none."""
+    return min(FIRST_PAUSE_S * 2 ** min(failed - 1, 10), LONGEST_PAUSE_S) if failed else 0.0
 
 
 def _is_ahead(at: float, now: float, longest_s: float) -> bool:

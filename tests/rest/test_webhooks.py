@@ -29,6 +29,7 @@ from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.webhooks import (
     CLAIM_S,
+    FIRST_PAUSE_S,
     PAGE,
     SIGNATURE,
     NoticeSender,
@@ -468,6 +469,25 @@ def test_notices_go_on_after_the_clock_was_set_back(hook: Hook, dies: bool) -> N
         sender(manager, post=post).serve(notice)
     clock.now -= 7 * 24 * 3600
     manager.drain("gpu-server-0", gpu=1)
+    sender(manager).serve(notice)
+    assert [event["subject"] for event in hook.events][-1:] == ["GPU 1 of gpu-server-0"]
+
+
+@pytest.mark.parametrize(("fails", "waits_s"), [(False, 0.0), (True, FIRST_PAUSE_S + 1)])
+def test_notices_wait_no_longer_than_their_pause_while_the_clock_is_set_back(
+    hook: Hook, fails: bool, waits_s: float
+) -> None:
+    """They waited up to ten minutes, also at an address that took all before."""
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["gpu closed"], "to": hook.url})
+    [notice] = manager.read(lambda cluster, now: cluster.settings.notices)
+    hook.answers = lambda path: (500 if fails else 200, {})
+    manager.drain("gpu-server-0", gpu=0)
+    sender(manager).serve(notice)
+    clock.now -= 500
+    hook.answers = lambda path: (200, {})
+    manager.drain("gpu-server-0", gpu=1)
+    clock.now += waits_s
     sender(manager).serve(notice)
     assert [event["subject"] for event in hook.events][-1:] == ["GPU 1 of gpu-server-0"]
 
