@@ -129,7 +129,7 @@ def test_a_job_is_told_until_it_is_gone_also_by_an_agent_that_was_restarted_with
     """Its tombstone was there before its end: with no word of it, it would run on beside the next lease."""
     first, key = Service(opened()), job_key("t", 7)
     first.say(first.run(key, "sleep 600"))
-    first.wait(key, state="running")
+    first.wait(key, state="running", want="run")
     job_files.bury(str(tmp_path / "jobs"), key)
     first.jobs.close()
     second = Service(opened())
