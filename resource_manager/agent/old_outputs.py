@@ -25,14 +25,16 @@ def remove_old(root: str, over: Mapping[str, Mapping[str, Any]], say: Callable[[
     for is_untold, ended_at, key in folders:
         if left <= MAX_LOGS_BYTES and (is_untold or ended_at >= time.time() - KEEP_LOGS_S):
             continue
-        left -= _size(job_files.directory_of(root, key))
+        folder = job_files.directory_of(root, key)
+        size = _size(folder)
         if is_untold:
             try:
-                os.unlink(os.path.join(job_files.directory_of(root, key), "log"))
+                os.unlink(os.path.join(folder, "log"))
             except OSError:  # it went before, or the job put something else there
                 continue
         else:
             ending.stop(root, key, 0.0)  # which writes its tombstone
+        left -= size - _size(folder)
         say(f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all")
 
 

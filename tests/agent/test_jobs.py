@@ -482,6 +482,21 @@ def test_a_job_whose_output_takes_too_much_of_the_disk_keeps_its_end_until_a_ser
     assert (ended["state"], ended["exit_code"], ended["refusal"]) == ("finished", 0, None)
 
 
+def test_output_that_cannot_be_removed_is_no_room_for_that_of_others(tmp_path: Path) -> None:
+    """As where the job put a folder in its place."""
+    strange, younger = (job_key("t", number) for number in (7, 8))
+    for key in (strange, younger):
+        add_finished(tmp_path / key, "x" * 2**20)
+    (tmp_path / strange / "log").rename(tmp_path / "output")
+    (tmp_path / strange / "log").mkdir()
+    (tmp_path / "output").rename(tmp_path / strange / "log" / "output")
+    states = {key: {"ended": False, "ended_at": at} for at, key in enumerate((strange, younger))}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(old_outputs, "MAX_LOGS_BYTES", 3 * 2**19)
+        old_outputs.remove_old(str(tmp_path), states, print)
+    assert not (tmp_path / younger / "log").exists()
+
+
 def test_what_the_service_orders_once_is_done_once_a_passing_fault_is_over(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
