@@ -491,6 +491,32 @@ def test_a_cleared_task_starts_anew_only_if_it_is_asked_to(
     assert after == (first if jobs == 2 else 0)
 
 
+@pytest.mark.parametrize(
+    ("max_tries", "clears", "jobs"),
+    [
+        (2, 0, 1),  # a retry, as try 1 could not reach the job
+        (2, 1, 2),
+        (3, 0, 2),  # Airflow 3.0 and 3.1 count no clear of a run that goes on
+    ],
+)
+def test_a_retry_does_not_look_like_a_clear_when_the_dag_has_fewer_retries_than_its_run_began_with(
+    manager, gpu_launcher, notes, max_tries, clears, jobs
+):
+    gpu_launcher.runs()
+
+    def execute(retries, jobs, clears=0, **tries):
+        arguments: Any = {"command": "true", "retries": retries, "restart_on_clear": True}
+        operator = GPUTrainingOperator(task_id="t", gpus=2, **arguments)
+        context = {**context_of(**tries), "dag_run": SimpleNamespace(clear_number=clears)}
+        left = deferral(lambda: operator.execute(context))
+        until(left.trigger, lambda: "job_log_place" in notes and len(gpu_launcher.jobs) == jobs)
+        notes.clear()
+
+    execute(2, 1, max_tries=2)
+    execute(max_tries - 1, jobs, clears, try_number=2, max_tries=max_tries)
+    assert len(gpu_launcher.jobs) == jobs
+
+
 class Refuses(FakeLauncher):
     """Launcher that no connection is made to."""
 

@@ -34,6 +34,7 @@ from resource_manager.jobs.launchers.base import check_image
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.recorded_changes import LEASE_GONE
 
 DICTIONARIES = ("env", "container", "slurm")
@@ -43,6 +44,9 @@ RESERVED = {"__classname__", "__id__"}
 
 MAX_DEPTH = 100
 """Most levels of a value; Airflow refuses one of some 250."""
+
+TRIES_LABEL = "tries"
+"""Label of a request with what a clear changes in Airflow."""
 
 NO_COMMAND = "command is missing: only an image has one of its own"
 
@@ -161,10 +165,10 @@ class GPUTrainingOperator(GPUOperator):
             manager, after_token = self.manager, 0
             if (end := self._uncollected(context, self._identity)) is not None:
                 return self.execute_ended(context, end.plain())
-            if self.restart_on_clear and self._is_cleared(context):
+            if self.restart_on_clear and self._is_cleared(context) and self._is_of_before(context, manager):
                 self.log.info("the task was cleared: its job of before ends, and a new one starts")
                 after_token = end_lease(manager, self._identity, self._asked_by)
-            job, labels = self.job_template(), {}
+            job, labels = self.job_template(), {TRIES_LABEL: _tries(context)}
             labels["launcher"] = job.launcher_name
             if self.startup_order != StartupOrder.TOGETHER:
                 labels[ORDER_LABEL] = str(self.startup_order)
@@ -189,6 +193,14 @@ class GPUTrainingOperator(GPUOperator):
 
     def _is_cleared(self, context: Any) -> bool:
         return is_first_try_since_cleared(context["ti"], self.retries or 0)
+
+    def _is_of_before(self, context: Any, manager: LeaseService) -> bool:
+        """Return whether the task's lease, if there is one, may be of before a clear.
+
+        A retry looks like one if the DAG has fewer `retries` than when its run began.
+        """
+        entry = manager.status_of(identity_of(context)[0].lease_id)
+        return entry is not None and entry["labels"].get(TRIES_LABEL) != _tries(context)
 
     def _uncollected(self, context: Any, identity: TaskIdentity) -> TaskEnd | None:
         """Return an earlier try's end that Airflow does not have; drop one of before this run or clear."""
@@ -274,6 +286,11 @@ class GPUTrainingOperator(GPUOperator):
         elif not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self._asked_by)
             raise AirflowTaskTerminated("the task was ended in Airflow")
+
+
+def _tries(context: Any) -> str:
+    """Return the tries allowed, and how often the run was cleared, which Airflow counts for all since 3.2."""
+    return f"{context['ti'].max_tries}.{getattr(context.get('dag_run'), 'clear_number', 0)}"
 
 
 def _check_job(operator: str, given: Mapping[str, Any]) -> None:
