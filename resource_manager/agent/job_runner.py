@@ -22,7 +22,7 @@ from resource_manager.agent.runs_to_tell import runs_to_tell
 from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.jobs.directories import ending, job_files, job_processes, job_states, starting
 from resource_manager.jobs.launchers import walls
-from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, walls_of
+from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, is_key, walls_of
 
 TICK_S = 0.1
 PRUNE_EVERY_S = 600.0
@@ -362,6 +362,8 @@ class AgentJobs:
             if found["state"] == "finished" and key not in wanted
         }
         old_outputs.remove_old(self._root, over, self._say)
+        unbegun = [key for key, found in self._states.items() if found["state"] == "absent"]
+        old_outputs.remove_unbegun(self._root, (key for key in unbegun if not is_key(key)))  # of no service
 
 
 def _home() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ from resource_manager.jobs.directories import ending, job_files
 
 KEEP_LOGS_S = 3 * 86400.0
 MAX_LOGS_BYTES = 4 * 2**30
+KEEP_UNBEGUN_S = 3600.0
 
 
 def remove_old(root: str, over: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:
@@ -36,6 +37,14 @@ def remove_old(root: str, over: Mapping[str, Mapping[str, Any]], say: Callable[[
             ending.stop(root, key, 0.0)  # which writes its tombstone
         left -= size - _size(folder)
         say(f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all")
+
+
+def remove_unbegun(root: str, names: Iterable[str]) -> None:
+    """Remove these folders, in which nothing runs, if they were prepared long ago: nobody will start it."""
+    for name in names:
+        prepared = os.path.join(job_files.directory_of(root, name), job_files.PREPARED)
+        if (job_files.modified_at(prepared) or time.time()) < time.time() - KEEP_UNBEGUN_S:
+            ending.stop(root, name, 0.0)
 
 
 def _ended_at(root: str, key: str, state: Mapping[str, Any]) -> float:

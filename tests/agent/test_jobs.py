@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from resource_manager.agent import job_runner, old_outputs
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report, read_report
-from resource_manager.jobs.directories import ending, job_files, job_states
+from resource_manager.jobs.directories import ending, job_files, job_states, starting
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu
 from tests.agent.reporting import report as reported
@@ -480,6 +481,24 @@ def test_a_job_whose_output_takes_too_much_of_the_disk_keeps_its_end_until_a_ser
     service.say(service.run(key, "true"))
     ended = service.wait(key, want="run")
     assert (ended["state"], ended["exit_code"], ended["refusal"]) == ("finished", 0, None)
+
+
+def test_what_an_attach_prepared_and_never_began_goes(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No service tells the agent to forget it, as the name of its folder is that of no lease."""
+    monkeypatch.setattr(job_runner, "PRUNE_EVERY_S", 0.0)
+    root, key = tmp_path / "jobs", job_key("t", 7)
+    old, new, runs = (f"attach-0000000{number}" for number in range(3))
+    for name in (old, new, runs, key):
+        starting.prepare(str(root), name)
+    for name in (old, runs, key):
+        os.utime(root / name / job_files.PREPARED, (1000, 1000))
+    with job_files.locked(str(root / runs), fcntl.LOCK_EX, os.O_CREAT):
+        service = Service(opened())
+        service.say({"key": key, "want": "prepare", "n": "", "spec": {}})
+        wait_for(lambda: not (root / old).exists())
+    assert all((root / name).exists() for name in (new, runs, key))
 
 
 def test_output_that_cannot_be_removed_is_no_room_for_that_of_others(tmp_path: Path) -> None:
