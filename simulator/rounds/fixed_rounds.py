@@ -22,8 +22,7 @@ MAX_ROUNDS = 2_000_000
 MAX_IDLE_ROUNDS = 60
 """Rounds without a running job and without events to come after which no other job starts.
 
-They count once the windows that are open or come next are over. One that comes again is waited for once:
-a job that is longer than the time between two would never end the replay.
+They count once maintenance windows let one of the jobs start.
 """
 
 
@@ -68,7 +67,7 @@ class FixedRounds:
             if self._arriving or self._external or any(job.servers for job in self._active):
                 idle, opens_at = 0, None
             else:
-                opens_at = self.leases.opens_at(now) if opens_at is None else opens_at
+                opens_at = self.leases.opens_at(self._active, now) if opens_at is None else opens_at
                 idle += now >= opens_at
             progress(total - len(self._arriving) - len(self._active), total)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import NamedTuple
 
 from resource_manager.core.changes import Change, InventoryChanged, new_released
@@ -18,6 +19,7 @@ from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.queue.quotas import StopKind, stop_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
+from simulator.openings import openings
 from simulator.rounds.job import Job
 
 Admits = Callable[[Job], bool]
@@ -70,10 +72,9 @@ class Leases(ABC):
         """Return what says, of one job of the next round after the other, whether rules let it run."""
         return lambda job: True
 
-    def opens_at(self, now: float) -> float:
-        """Return when the last of the maintenance windows that are open or come next is over; 0 without."""
-        found = (window.occurrence(now) for window in self.cluster.windows)
-        return max((window[1] for window in found if window is not None), default=0.0)
+    def opens_at(self, jobs: Iterable[Job], now: float) -> float:
+        """Return when maintenance windows first let one of the jobs start, none of which runs; now without."""
+        return now
 
     def apply(self, change: Change, now: float) -> None:
         """Apply a change of the servers, unless it is of one that is not there."""
@@ -158,6 +159,15 @@ class RequestLeases(Leases):
             return True
 
         return admits
+
+    def opens_at(self, jobs: Iterable[Job], now: float) -> float:
+        cluster = self.cluster
+        if not cluster.windows:
+            return now
+        ledger = cluster.ledger and TeamLedger(cluster.ledger.rules, (), cluster.by_name)
+        requests = (self._requests[job.name] for job in jobs)
+        able = (request for request in requests if ledger is None or stop_of(ledger, request) is None)
+        return min(chain.from_iterable(islice(openings(cluster, each, now), 1) for each in able), default=now)
 
     def grant(self, job: Job, gpus: float, now: float) -> bool:
         request = self._requests[job.name]

@@ -32,6 +32,7 @@ from simulator.replay import metrics
 from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Workload
 from simulator.rounds.fixed_rounds import MAX_IDLE_ROUNDS, RESTART_S, ROUND_S, FixedRounds
+from simulator.rounds.leases import uniform_nodes
 from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
 from simulator.rounds.record import curves, record_of, summarise
 from simulator.rounds.studies import study_workload
@@ -206,7 +207,39 @@ def test_the_end_of_each_window_is_waited_for() -> None:
 def test_a_job_longer_than_the_time_between_windows_ends_no_replay() -> None:
     window = MaintenanceChanged((Window(1, ("n",), 600.0, 1200.0, every_s=7200.0),), 0.0)
     rounds = run(workload(EventBatch(0, external=[window]), team_jobs(("long", "", 9000.0, 9000.0))))
-    assert (rounds.jobs[0].started_at, rounds.rounds) == (None, 1200 / ROUND_S + MAX_IDLE_ROUNDS - 1)
+    assert (rounds.jobs[0].started_at, rounds.rounds) == (None, MAX_IDLE_ROUNDS)
+
+
+def test_an_opening_between_windows_of_different_periods_is_waited_for() -> None:
+    """The first occurrences of both, and those that come next, leave it too little time."""
+    hour = 3600.0
+    windows = (
+        Window(1, ("n",), 10 * hour, 11 * hour, every_s=24 * hour),
+        Window(2, ("n",), 22 * hour, 23 * hour, every_s=36 * hour),
+    )
+    changed = EventBatch(0, external=[MaintenanceChanged(windows, 0.0)])
+    [job] = run(workload(changed, team_jobs(("long", "", 20 * hour, hour)))).jobs
+    assert job.started_at == 35 * hour
+
+
+def test_a_window_is_not_waited_for_by_jobs_that_start_at_no_time() -> None:
+    """A replay of a job that fits nowhere, or only beyond a limit, went on until the end of any window."""
+    far = MaintenanceChanged((Window(1, ("n",), 60.0, 9e7),), 0.0)
+    limited = run(
+        workload(EventBatch(0, external=[far]), rules(0, Team("s", limit=2)), team_jobs(("a", "s", 9.0, 9.0)))
+    )
+    labelled = Job(Request("a", 1, labels_required={"zone": "x"}), 0, 60.0)
+    unknown = run(workload(EventBatch(0, external=[far]), EventBatch(0, arrivals=[labelled])))
+    assert (limited.rounds, unknown.rounds) == (MAX_IDLE_ROUNDS, MAX_IDLE_ROUNDS)
+
+
+def test_a_gang_waits_until_its_servers_are_open_together() -> None:
+    servers = uniform_nodes(2, 4)
+    windows = [Window(i, (servers[i].name,), 60.0, end) for i, end in enumerate((9000.0, 18_000.0))]
+    gang = Job(Request("gang", 4, nodes=2, expected_runtime_s=600.0), 0, 600.0)
+    batch = EventBatch(0, external=[MaintenanceChanged(tuple(windows), 0.0)], arrivals=[gang])
+    [job] = run(Workload("made", ClusterState(servers).snapshot(), (batch,))).jobs
+    assert job.started_at == 18_000
 
 
 def test_a_server_that_leaves_counts_until_its_last_lease_has_ended(tmp_path: Path) -> None:
