@@ -1,9 +1,9 @@
-"""When servers are open to the requests of a replay, by maintenance windows and by starts that have failed."""
+"""When servers are open to the requests of a replay, by maintenance windows and by failed starts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import MAINTENANCE_GUARD_S
@@ -11,7 +11,19 @@ from resource_manager.core.models import Request
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
 from resource_manager.scheduling.placement.node_masks import areas_of, positions
 from resource_manager.scheduling.queue.spans import Span, together
-from resource_manager.scheduling.queue.windows import open_spans
+from resource_manager.scheduling.queue.windows import open_spans, reach_of
+
+
+def first_opening(
+    cluster: ClusterState, requests: Iterable[Request], now: float, after: float = -math.inf
+) -> float:
+    """Return the first of the times of one of these requests, which is later than `after`, or infinity."""
+    distinct: dict[object, Request] = {}
+    for each in requests:
+        own = each.lease_id if each.lease_id in cluster.failed_starts else ""
+        distinct[each.shape, reach_of(cluster, each, MAINTENANCE_GUARD_S), own] = each
+    times = (openings(cluster, each, now) for each in distinct.values())
+    return min((next((at for at in each if at > after), math.inf) for each in times), default=math.inf)
 
 
 def openings(cluster: ClusterState, request: Request, now: float) -> Iterator[float]:

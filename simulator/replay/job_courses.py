@@ -11,9 +11,15 @@ from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.scheduling import lease_steps
 from resource_manager.scheduling.queue.orders import STARVATION_LIMIT_S
+from resource_manager.scheduling.queue.windows import MAX_OCCURRENCES
 from simulator.engine import EventQueue
+from simulator.errors import SimulationError
+from simulator.openings import first_opening
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Part
+
+MAX_LOOKS = 100_000
+"""Begins and ends of maintenance windows after the last event after which a replay gives up."""
 
 
 class Due(Enum):
@@ -50,6 +56,10 @@ class JobCourses:
         """Fencing tokens of leases whose GPUs are clean at another time than in the recording."""
         self._starved_at = -math.inf
         """When the queue is looked at for a request that has waited for a day; past if that is not due."""
+        self._window_at = -math.inf
+        """When the queue is looked at for a maintenance window; past if that is not due."""
+        self._looks = self._idle_looks = 0
+        """Looks for windows after the last event, and in a row that nothing followed from."""
         present = {lease.lease_id: lease for lease in (*workload.start.leases, *workload.start.remainders)}
         self._remainders = {name: lease.key for name, lease in present.items() if lease.ranks}
         """Key of what is left of a gang, by the id of its task."""
@@ -60,7 +70,8 @@ class JobCourses:
                 job_run.started_at, job_run.lease = lease.granted_at, lease
                 job_run.follows = job.recorded[0]
                 self.tokens[lease.fencing_token] = lease.fencing_token
-        self._decide_at_windows(-math.inf)
+        if workload.batches:
+            self._decide_at_windows(workload.batches[0].at)
         self._decide_on_starved(-math.inf)
 
     def lease(self, task_id: str) -> Lease | None:
@@ -74,6 +85,8 @@ class JobCourses:
         due = {(kind, lease.fencing_token): lease for kind, lease in filter(None, self.due.pop_due(now))}
         if -math.inf < self._starved_at <= now:
             self._decide_on_starved(now)
+        if -math.inf < self._window_at <= now:
+            self._look_on(now)
         return [
             change
             for (kind, token), lease in due.items()
@@ -127,6 +140,9 @@ class JobCourses:
     def note(self, change: changes.Change, now: float) -> None:
         """Take note of a change that was applied."""
         job_runs = self.job_runs
+        if self._idle_looks:
+            self._idle_looks = 0
+            self._decide_at_windows(now, after=now)
         match change:
             case changes.Granted(lease=lease):
                 self._note_start(job_runs[lease.lease_id], lease, now)
@@ -208,18 +224,32 @@ class JobCourses:
         else:
             self.saved.append(job_run.lease)
 
-    def _decide_at_windows(self, now: float) -> None:
-        """Look at the queue when a maintenance window begins or ends, until the last event."""
-        batches = self._workload.batches
-        if not batches:
+    def _decide_at_windows(self, now: float, after: float = -math.inf) -> None:
+        """Look at the queue when a maintenance window next begins or ends, later than `after`."""
+        found = (window.occurrence(now) for window in self.cluster.windows)
+        times = (max(at, now) for times in found if times is not None for at in times if at > after)
+        self._look_at_windows(min(times, default=math.inf))
+
+    def _look_at_windows(self, at: float) -> None:
+        self._window_at = at if at < math.inf else -math.inf
+        self._schedule(at, None)
+
+    def _look_on(self, now: float) -> None:
+        """Look again at the next window; once nothing else is due, when one next lets a request start."""
+        is_over = now >= self._workload.batches[-1].at
+        self._looks += is_over
+        if self._looks > MAX_LOOKS:
+            raise SimulationError(
+                f"not all jobs ended within {MAX_LOOKS:,} maintenance windows: one runs for too long, or is "
+                "preempted by each before its first checkpoint"
+            )
+        if self.due or not is_over:
+            self._decide_at_windows(now, after=now)
             return
-        first, last = max(now, batches[0].at), batches[-1].at
-        for window in self.cluster.windows:
-            found = window.occurrence(first)
-            while found is not None and found[0] <= last:
-                for time in found:
-                    self._schedule(time, None)
-                found = window.occurrence(found[1])
+        self._idle_looks += 1
+        waiting = (entry.request for entry in self.cluster.pending.values())
+        is_idle = self._idle_looks > MAX_OCCURRENCES
+        self._look_at_windows(math.inf if is_idle else first_opening(self.cluster, waiting, now, after=now))
 
     def _decide_at(self, at: float) -> None:
         """Look again at that time: what may be preempted, and by whom, changes without an event."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from typing import NamedTuple
 
 from resource_manager.core.changes import Change, InventoryChanged, new_released
@@ -19,7 +18,7 @@ from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.queue.quotas import StopKind, stop_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from simulator.openings import openings
+from simulator.openings import first_opening
 from simulator.rounds.job import Job
 
 Admits = Callable[[Job], bool]
@@ -73,7 +72,7 @@ class Leases(ABC):
         return lambda job: True
 
     def opens_at(self, jobs: Iterable[Job], now: float) -> float:
-        """Return when maintenance windows first let one of the jobs start, none of which runs; now without."""
+        """Return when maintenance windows first let one of the jobs start, none of which runs, else now."""
         return now
 
     def apply(self, change: Change, now: float) -> None:
@@ -167,7 +166,8 @@ class RequestLeases(Leases):
         ledger = cluster.ledger and TeamLedger(cluster.ledger.rules, (), cluster.by_name)
         requests = (self._requests[job.name] for job in jobs)
         able = (request for request in requests if ledger is None or stop_of(ledger, request) is None)
-        return min(chain.from_iterable(islice(openings(cluster, each, now), 1) for each in able), default=now)
+        at = first_opening(cluster, able, now)
+        return at if at < math.inf else now
 
     def grant(self, job: Job, gpus: float, now: float) -> bool:
         request = self._requests[job.name]

@@ -1,0 +1,103 @@
+"""Replays of jobs that wait for maintenance windows, also after the last event of the workload."""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+import pytest
+
+from resource_manager.core.changes import MaintenanceChanged
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import Window
+from resource_manager.core.models import Request
+from resource_manager.core.teams import Teams
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
+from simulator.errors import SimulationError
+from simulator.replay import job_courses
+from simulator.replay.job_runs import JobRun
+from simulator.replay.replay import Replay
+from simulator.replay.workload import EventBatch, Job, Workload
+from tests.builders import nodes
+
+HOUR = 3600.0
+NIGHTLY = Window(1, ("a",), 22 * HOUR, 24 * HOUR, every_s=24 * HOUR)
+
+
+def play(
+    *jobs: Job,
+    order: str = "fifo",
+    windows: tuple[Window, ...] = (NIGHTLY,),
+    checkpoint_s: float = HOUR,
+    letters: str = "a",
+) -> list[JobRun]:
+    """Return how the jobs run of which the last comes at 600 s."""
+    batches = (
+        EventBatch(0.0, external=[MaintenanceChanged(windows, 0.0)]),
+        EventBatch(500.0, arrivals=list(jobs[:1])),
+        EventBatch(600.0, arrivals=list(jobs[1:])),
+    )
+    workload = Workload("made", ClusterState(nodes(letters, 4)).snapshot(), batches)
+    rules = Teams(preemption=True) if any(window.preempt for window in windows) else None
+    record = Replay(workload, first_fit, get_order(order), rules, checkpoint_s=checkpoint_s).run()
+    return list(record.job_runs.values())
+
+
+NUMBERS = count()
+
+
+def job(hours: float, *, preemptible: bool = False) -> Job:
+    """Return a job of all GPUs, whose runtime is stated unless it is preemptible or endless."""
+    stated_s = None if preemptible or hours == math.inf else hours * HOUR
+    name = f"j{next(NUMBERS)}"
+    request = Request(name, 4, expected_runtime_s=stated_s, preemptible=preemptible, preempt_grace_s=0.0)
+    return Job(request, 0.0, hours * HOUR)
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority+backfill"])
+def test_jobs_that_wait_for_a_window_start_when_it_is_over_however_long_after_the_last_event(
+    order: str,
+) -> None:
+    """Those of the second and third night were told to have no start."""
+    runs = play(*(job(20.0) for _ in range(4)), order=order)
+    assert [each.started_at for each in runs] == [500.0, 24 * HOUR, 48 * HOUR, 72 * HOUR]
+
+
+def test_a_window_preempts_also_after_the_last_event() -> None:
+    window = Window(1, ("a",), 22 * HOUR, 24 * HOUR, every_s=24 * HOUR, preempt=True)
+    before = Window(2, ("a",), 10 * HOUR, 11 * HOUR)
+    [long] = play(job(30.0, preemptible=True), windows=(window, before))
+    assert [part.ended_at for part in long.parts] == [22 * HOUR]
+    assert (long.started_at, long.ended_at) == (24 * HOUR, (24 + 30 - 21) * HOUR)
+
+
+def test_a_window_preempts_also_what_starts_when_nothing_else_was_due() -> None:
+    windows = (
+        Window(1, ("a",), 26 * HOUR, 40 * HOUR),
+        Window(2, ("a",), 50 * HOUR, 52 * HOUR, preempt=True),
+    )
+    _, long = play(job(20.0, preemptible=True), job(30.0, preemptible=True), windows=windows)
+    assert [(part.lease.granted_at, part.ended_at) for part in long.parts] == [(40 * HOUR, 50 * HOUR)]
+
+
+@pytest.mark.parametrize("first_h", [1.0, math.inf])
+def test_a_job_that_no_window_or_a_job_without_an_end_lets_start_ends_no_replay(first_h: float) -> None:
+    first, *rest = play(job(first_h), job(23.0), job(2.0))
+    assert first.started_at == 500.0
+    assert [each.started_at for each in rest] == [None, None if first_h == math.inf else 500.0 + HOUR]
+
+
+def test_a_server_that_opens_while_another_is_taken_for_good_is_waited_for() -> None:
+    window = Window(1, ("b",), 30 * HOUR, 100 * HOUR)
+    endless, other = play(job(math.inf), job(48.0), windows=(window,), letters="ab")
+    assert (endless.started_at, other.started_at) == (500.0, 100 * HOUR)
+
+
+def test_a_job_that_each_window_preempts_before_it_saves_anything_ends_the_replay_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_courses, "MAX_LOOKS", 30)
+    window = Window(1, ("a",), 22 * HOUR, 24 * HOUR, every_s=24 * HOUR, preempt=True)
+    with pytest.raises(SimulationError, match="not all jobs ended within 30 maintenance windows"):
+        play(job(30.0, preemptible=True), windows=(window,), checkpoint_s=48 * HOUR)
