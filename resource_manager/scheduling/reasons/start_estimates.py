@@ -333,7 +333,7 @@ def _why_unknown(
             case RefusalKind.QUOTA:  # it blocks nobody
                 why = standing.refusal
             case RefusalKind.BEHIND_QUEUE:
-                why = ahead
+                why = ahead or standing.refusal  # who is before it may have another reason, or run
             case RefusalKind.AWAITING_RELEASE:
                 why = unreleased_lease(cluster.nodes, request)
                 ahead = ahead or why

@@ -51,6 +51,7 @@ from resource_manager.scheduling.reasons.start_estimates import (
 )
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 from tests.builders import Clock, hold, queue_entry
+from tests.scheduling.shared_cluster import Shared
 
 FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
 
@@ -183,6 +184,20 @@ def test_a_request_behind_another_has_the_same_detail() -> None:
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert detail_of(starts["behind"].why) == detail_of(starts["head"].why)
     assert "the end of runs0 bbbb is unknown" in detail_of(starts["head"].why)
+
+
+def test_a_request_whose_place_is_kept_for_a_preemptor_is_told_so() -> None:
+    """It was told that no server has a GPU and a CPU at once, of one with two free ones."""
+    shared = Shared(Team("vision", 4), letters="a", gpus=4)
+    shared.submit("ends", 2, team="nlp", preempt_grace_s=30.0)
+    shared.submit("goes on", 2, team="nlp", preempt_grace_s=30.0)
+    shared.submit("mine", 4, team="vision", expected_runtime_s=3600.0)
+    shared.release("ends", "SUCCESS")
+    shared.tick(40.0)
+    shared.submit("next", 1, team="nlp", expected_runtime_s=3600.0)
+    start = estimate_starts(shared.state, shared.current)["next"]
+    assert (start.at, detail_of(start.why)) == (None, shared.refusal("next")[1])
+    assert "is kept for mine" in detail_of(start.why)
 
 
 def test_a_price_that_is_not_covered_names_no_lease() -> None:
