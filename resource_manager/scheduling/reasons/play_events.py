@@ -39,6 +39,20 @@ def openings(cluster: ClusterState, now: float) -> Iterator[float]:
         yield from due[:: -(len(due) // MAX_DELAYS + 1)]
 
 
+def reopenings(
+    cluster: ClusterState, ended: Iterable[Lease | None], now: float, at: float
+) -> Iterator[tuple[float, float, None]]:
+    """Yield, as events, when windows that come again are over on servers of leases that have ended by `at`.
+
+    The first ends since `now` are among the openings. Numbers of windows order events of one time.
+    """
+    freed = {member.node for lease in ended if lease is not None for member in lease.members}
+    for window in cluster.windows if freed else ():
+        found = None if window.every_s is None else window.occurrence(at)
+        if found and found != window.occurrence(now) and not freed.isdisjoint(window.servers):
+            yield found[1], -0.5 - window.window_id, None
+
+
 def requests_of(
     arrivals: Iterable[Arrival], draw: Callable[[], float] = lambda: 0.5
 ) -> Iterator[tuple[float, Lease | Request]]:

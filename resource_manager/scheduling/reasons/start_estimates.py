@@ -48,6 +48,7 @@ from resource_manager.scheduling.reasons.play_events import (
     grant,
     openings,
     preempt,
+    reopenings,
     requests_of,
 )
 from resource_manager.scheduling.reasons.runtime_quantiles import MISSED
@@ -299,6 +300,9 @@ def _play(
             total, count = total + end, count + 1
         if is_long:
             play.at = total / count
+        for opening in reopenings(cluster, ended, now, play.at):
+            if opening not in ends:  # another lease may have ended before the same window
+                heapq.heappush(ends, opening)
     play.too_far = True
     return play
 

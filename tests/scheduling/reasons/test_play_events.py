@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resource_manager.core.changes import MaintenanceChanged
+from resource_manager.core.maintenance import Window
 from resource_manager.core.teams import Team
 from resource_manager.scheduling.reasons.play_events import MAX_DELAYS, apply_event, openings
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
@@ -56,6 +58,18 @@ def test_a_lease_whose_turn_is_over_makes_room_and_waits_behind_the_others_for_t
         apply_event(shared.state, begun, begun.granted_at + 600.0)
         assert [pending.lease_id for pending in shared.state.pending.values()] == ["next", "turns"]
         assert shared.state.pending["turns"].request.requeue_after_s is None
+
+
+def test_a_window_that_comes_again_is_waited_for_as_often_as_leases_end_before_it() -> None:
+    """All but the first of them were told that the server is closed, to no known time."""
+    hour = 3600.0
+    shared = Shared()
+    nightly = Window(1, ("a",), 22 * hour, 24 * hour, every_s=24 * hour)
+    shared.submit("runs", 4, expected_runtime_s=20 * hour)
+    shared.state.apply(MaintenanceChanged((nightly,), shared.now))
+    for number in range(6):
+        shared.submit(f"w{number}", 2, expected_runtime_s=20 * hour)
+    assert starts(shared) == {f"w{number}": (24 + 24 * (number // 2)) * hour for number in range(6)}
 
 
 def test_a_lease_at_its_longest_runtime_makes_room_and_does_not_wait_again() -> None:
