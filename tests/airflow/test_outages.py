@@ -137,6 +137,31 @@ def test_an_answer_that_was_lost_is_asked_for_again(manager, gpu_launcher, fast_
     has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, left, context))
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_cleared_task_ends_no_request_of_its_own(
+    manager, gpu_launcher, fast_triggers, monkeypatch, is_before
+):
+    """The answer to its request is lost: the repetition ends neither its place in the queue nor its grant."""
+    gpu_launcher.runs()
+    operator, submit = OPERATORS["cleared training"](), manager.submit
+    if is_before:
+        deferral(lambda: operator.execute(context_of(max_tries=0)))
+    before = [lease["fencing_token"] for lease in manager.leases()]
+    cleared = context_of(try_number=2, max_tries=1)
+
+    def losing(*asked, **more):
+        submit(*asked, **more)
+        raise StoreUnavailableError("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(manager, "submit", losing)
+        left = deferral(lambda: operator.execute(cleared))
+    [requested] = manager.leases()
+    assert requested["fencing_token"] not in before
+    deferral(lambda: resumed(operator, left, cleared))
+    assert manager.leases() == [requested]
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_connection_that_cannot_be_opened_is_waited_for(
     manager, gpu_launcher, fast_triggers, connect_by, name

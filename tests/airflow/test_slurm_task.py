@@ -183,3 +183,48 @@ def test_a_result_that_airflow_could_not_store_is_taken_by_the_next_try(
     assert len(jobs) == 1
     deferral(lambda: operator.execute(context_of(try_number=3, max_tries=3)))
     assert len(jobs) == 2, "it was cleared"
+
+
+@pytest.mark.parametrize("end", ["goes on", "removed"])
+def test_a_clear_starts_one_new_job_in_its_try(
+    monkeypatch: Any, manager: Any, variables: dict[str, str], end: str
+) -> None:
+    """What held the new job back was changed between its trigger's last look and the worker's."""
+    words = {"reason": "", "wait": "", "where": "", "end": "", "partition": ""}
+    said = Said(id="7", state="PENDING", never=False, begins_at=None, **words)
+    started: list[str] = []
+    stopped: list[str] = []
+
+    class Launcher:
+        def __init__(self, place: JobPlace) -> None: ...
+
+        def current(self, lease_id: str) -> str:
+            return f"job-{len(stopped) + 1}"
+
+        def status(self, key: str) -> JobStatus:
+            return JobStatus(JobState.RUNNING if key in started else JobState.ABSENT)
+
+        def start(self, job: Any) -> None:
+            started.append(job.key)
+
+        def stop(self, key: str) -> None:
+            stopped.append(key)
+
+        def read_all(self, offsets: dict[str, int], since: float | None = None) -> Look:
+            seen = Seen("", 0, JobStatus(JobState.RUNNING), said if end == "goes on" else None)
+            return Look(dict.fromkeys(offsets, seen), "", [])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(slurm_task, "SlurmLauncher", Launcher)
+    monkeypatch.setattr(slurm_task, "publish", lambda *_: None)
+    operator = GPUTrainingOperator(
+        task_id="t", launcher="slurm", command="true", gpus=1, retries=1, restart_on_clear=True
+    )
+    cleared = context_of(try_number=2, max_tries=2)
+    deferral(lambda: operator.execute(context_of(max_tries=1)))
+    deferral(lambda: operator.execute(cleared))
+    assert (started, stopped) == (["job-1", "job-2"], ["job-1"])
+    event = {"offset": 0, "last_line": "", "reasons": []}
+    deferral(lambda: operator.execute_on_slurm(cleared, event))
+    assert (started, stopped) == (["job-1", "job-2"], ["job-1"])

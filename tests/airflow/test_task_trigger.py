@@ -675,6 +675,16 @@ def test_a_plan_that_a_triggerer_of_another_version_cannot_read_fails_its_task_a
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_killed_trigger_drops_an_end_that_nobody_will_collect(asks, wanted, variables, is_wanted):
+    """As of a run that ends by its `dagrun_timeout`: Airflow tells no listener."""
+    trigger = asks("true")
+    task_results.keep_end(TASK, TaskEnd(state="job_ended", exit_code=0))
+    wanted(is_wanted)
+    asyncio.run(trigger.on_kill())
+    assert bool(variables) is is_wanted
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
 def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(asks, manager, notes, wanted, is_wanted):
     trigger = asks("sleep 60")
     until(trigger, lambda: "job_log_place" in notes)

@@ -46,15 +46,19 @@ def place_of(operator: Any) -> JobPlace:
     return JobPlace(NAME, "", operator.launcher_conn_id or "")
 
 
-def begin(operator: Any, context: Any) -> Any:
-    """Submit the task's job, unless it is there already, and wait for its end in the triggerer."""
+def begin(operator: Any, context: Any, *, again: bool = False) -> Any:
+    """Submit the task's job, unless it is there already, and wait for its end in the triggerer.
+
+    What is there `again`, in a try that has begun one before, is no job of before a clear.
+    """
     identity, plain_identity = identity_of(context)
     asked = _batch_request(operator, context, identity)
     place = place_of(operator)
     try:
         with closing(SlurmLauncher(place)) as launcher:
             key = launcher.current(identity.lease_id)
-            if operator.restart_on_clear and is_first_try_since_cleared(context["ti"], operator.retries or 0):
+            is_cleared = is_first_try_since_cleared(context["ti"], operator.retries or 0)
+            if operator.restart_on_clear and is_cleared and not again:
                 operator.log.info("the task was cleared: its job of before ends, and a new one starts")
                 launcher.stop(key)
                 key = launcher.current(identity.lease_id)
@@ -95,13 +99,13 @@ def go_on(operator: Any, context: Any, event: Mapping[str, Any]) -> Any:
         raise AirflowException(f"the job's end could not be collected: {error}") from error
     said, exit_code = seen.said, seen.status.exit_code
     if said is None or seen.goes_on:  # somebody has removed it, or changed what kept it from running
-        return begin(operator, context)
+        return begin(operator, context, again=True)
     job = f"job {said.id}{f' on {said.where}' if said.where else ''}"
     if said.never:
         raise AirflowFailException(f"{job} can never run on Slurm: {said.wait}")
     if said.state == "PREEMPTED":
         operator.log.warning("Slurm preempted %s; submitting it again", job)
-        return begin(operator, context)
+        return begin(operator, context, again=True)
     context["ti"].xcom_push(key="slurm_job", value={"id": said.id, "where": said.where})
     if exit_code == 0:
         operator.log.info("Slurm ran %s", job)

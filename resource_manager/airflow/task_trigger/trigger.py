@@ -95,6 +95,7 @@ class TaskTrigger(TaskBoundTrigger):
 
     async def on_kill(self) -> None:
         await self.end_unless_wanted()
+        await in_thread(drop_unwanted, self.identity)  # an end whose event never fires
 
     # ---- steps ----
 
