@@ -135,20 +135,30 @@ def _row_id(identity: TaskIdentity) -> str:
     Each try has its own, as soon as the task is cleared.
     """
     from airflow.models.taskinstance import TaskInstance  # with what workers do not load
+
+    of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
+    return str(_stored(TaskInstance.id, of_task) or "")
+
+
+def _stored(column: Any, of: Mapping[str, Any]) -> Any:
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
     with create_session() as session:
-        return str(session.scalar(select(TaskInstance.id).filter_by(**of_task)) or "")
+        return session.scalar(select(column).filter_by(**of))
 
 
 def _run_ended(dag_run: Any) -> None:
     if str(dag_run.state) not in ENDED_RUN_STATES:  # a user has marked it, and teardowns are left
         return
     dag_id, run_id, has_succeeded = dag_run.dag_id, dag_run.run_id, str(dag_run.state) == "success"
+    clears = dag_run.clear_number
 
     def end(manager: LeaseService) -> None:
+        from airflow.models.dagrun import DagRun
+
+        if _stored(DagRun.clear_number, {"dag_id": dag_id, "run_id": run_id}) not in (clears, None):
+            return  # it was cleared meanwhile, and its tasks go on under its lease
         for entry in [*manager.leases(), *manager.queue(estimated=False)]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))

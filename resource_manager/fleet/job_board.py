@@ -110,7 +110,8 @@ class JobBoard:
             if isinstance(order, CorruptStateError):  # it may have been to end the job
                 logger.error("nothing is told of the job of %s: %s", lease["name"], order)
                 continue
-            if not is_behind and _is_left(lease) and (order is None or order["want"] != "stop"):
+            is_left = not is_behind and _is_left(lease, runs.get(key))
+            if is_left and (order is None or order["want"] != "stop"):
                 order = {"want": "stop", "grace_s": END_GRACE_S}
             elif not is_behind and _is_forsaken(lease, order):  # the numbers of later orders stay greater
                 order = {**preemption_order(lease), "n": order["n"] if order else ""}
@@ -132,7 +133,7 @@ class JobBoard:
             # A tombstone comes before the end that it is of, which may fail, or be lost with its agent.
             if (want == "stop" or not run["ended"]) and (is_key(key) or run["state"] == "finished"):
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
-        begun = {key for key, run in runs.items() if run["state"] != "absent"}
+        begun = {item["key"] for item in items if _has_begun(item, runs.get(item["key"]))}
         items = fitting(items, {key: lease["owner"] for key, lease, _ in wanted}, begun)
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
         output = [{**each, **places.get(each["key"], {})} for each in self._questions(server)]
@@ -305,9 +306,18 @@ def _place_of(lease: Allocation, rank: int) -> dict[str, Any]:
     return {}
 
 
-def _is_left(lease: Allocation) -> bool:
-    """Return whether the terminal that showed a job is gone: it has not renewed the job's lease."""
-    return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
+def _is_left(lease: Allocation, run: Mapping[str, Any] | None) -> bool:
+    """Return whether the terminal that showed a job is gone: it has not renewed the job's lease.
+
+    How one has ended is read from its folder, which a stop removes.
+    """
+    is_over = run is not None and run["state"] == "finished"
+    return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL and not is_over
+
+
+def _has_begun(item: Mapping[str, Any], run: Mapping[str, Any] | None) -> bool:
+    """Return whether the agent has done what is wanted: one who ordered it again waits for that number."""
+    return run is not None and run["state"] != "absent" and item["n"] in ("", run["n"])
 
 
 def _is_of_agents_alone(lease: Lease, run: RunReport) -> bool:

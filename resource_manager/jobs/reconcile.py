@@ -232,7 +232,9 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
             actions += _end_if_over(manager, entry)
     for entry, identity in owned:
         if task_of(entry) is not None:
-            actions += _settle(manager, entry, is_wanted=identity in unfinished)
+            # The entries before may have taken minutes: it may have been cleared meanwhile.
+            is_wanted = identity in unfinished or identity in states.unfinished({identity})
+            actions += _settle(manager, entry, is_wanted=is_wanted)
         elif run_is_unfinished(identity.dag_id, identity.run_id):
             actions += _settle(manager, entry, is_wanted=True)
         else:

@@ -146,8 +146,8 @@ class StoredJobs:
                 del self._counted[next(iter(self._counted))]
         if not has_room:
             raise TooManyJobsError(
-                f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
-                "until some have ended, or cancel pending requests"
+                f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already, each "
+                "until a day after its end: wait, or cancel pending requests"
             )
 
     def rows_of_result(self, lease: Lease, ended: JobExit, outcome: str, reason: str) -> list[JobRow]:

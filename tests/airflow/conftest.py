@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import psutil
 import pytest
@@ -163,16 +164,32 @@ def empty_database(tmp_path, monkeypatch):
 def rows(empty_database):
     """Return rows(identity, id): Airflow's database has that task instance, with this id."""
     from airflow.models import import_all_models
+    from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
 
-    import_all_models()  # with the tables that this one refers to
+    import_all_models()  # with the tables that these refer to
     table = TaskInstance.__table__
     table.create(empty_database)
+    DagRun.__table__.create(empty_database)
 
     def add(identity, row_id):
         of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
         with empty_database.begin() as connection:
             connection.execute(table.insert().values(**of_task, id=row_id, pool="default_pool", pool_slots=1))
+
+    return add
+
+
+@pytest.fixture
+def run_row(rows, empty_database):
+    """Return run_row(dag_id, run_id, clear_number): Airflow's database has that run."""
+    from airflow.models.dagrun import DagRun
+
+    def add(dag_id, run_id, clear_number):
+        of_run = {"dag_id": dag_id, "run_id": run_id, "clear_number": clear_number, "run_type": "manual"}
+        of_run |= {"log_template_id": None, "run_after": datetime.now(UTC)}
+        with empty_database.begin() as connection:
+            connection.execute(DagRun.__table__.insert().values(**of_run))
 
     return add
 

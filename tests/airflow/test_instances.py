@@ -68,7 +68,7 @@ TASK = SimpleNamespace(
     state="failed",
     xcom_push=lambda key, value: None,
 )
-RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="success")
+RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="success", clear_number=0)
 FAILED = SimpleNamespace(**{**vars(RUN), "state": "failed"})
 
 
@@ -228,7 +228,7 @@ def test_a_lease_is_released_only_by_its_own_airflow(manager, instance):
     assert held(manager) == {theirs["task_id"]}
 
 
-def test_the_history_says_which_task_of_which_airflow_asked(manager, instance):
+def test_the_history_says_which_task_of_which_airflow_asked(manager, instance, rows):
     ours, _ = both_allocate(instance)
     with instance("production"):
         GPUReleaseOperator(task_id="end", lease=ours).execute({"ti": TASK})
@@ -272,7 +272,20 @@ def test_the_listener_leaves_a_task_alone_that_was_cleared_before_it_came_to_it(
     assert (held(manager), len(variables)) == (set(), 0)
 
 
-def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty_database, instance):
+def test_the_listener_leaves_a_run_alone_that_was_cleared_before_it_came_to_it(manager, instance, run_row):
+    """`GPUAllocateOperator` gets its lease back then, and the tasks of the run go on under it."""
+    ours, _ = both_allocate(instance)
+    with instance("production"):
+        run_row(RUN.dag_id, RUN.run_id, clear_number=1)
+        run_row(RUN.dag_id, "another", clear_number=0)
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, "marked by a user"))
+        assert ours["task_id"] in held(manager)
+        again = SimpleNamespace(**{**vars(RUN), "clear_number": 1})
+        after_the_listener(lambda: listener.on_dag_run_success(again, "marked again"))
+    assert ours["task_id"] not in held(manager)
+
+
+def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, instance, rows):
     ours, _ = both_allocate(instance)
     with instance("staging"):
         after_the_listener(lambda: listener.on_dag_run_success(RUN, "ended by a user"))
@@ -285,7 +298,7 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
     assert held(manager) == set()
 
 
-def test_neither_the_end_of_a_run_nor_the_reconciler_estimates_starts(manager, instance, monkeypatch):
+def test_neither_the_end_of_a_run_nor_the_reconciler_estimates_starts(manager, instance, rows, monkeypatch):
     """A scheduler is told of the end of every run, and the starts of a long queue take it seconds."""
     estimated = []
     monkeypatch.setattr(Forecasts, "shared", lambda *_: estimated.append("starts"))
@@ -308,7 +321,7 @@ def test_a_task_that_was_ended_while_it_waited_for_a_lease_of_its_run_waits_no_m
     assert manager.queue() == []
 
 
-def test_a_run_that_a_user_has_marked_keeps_its_lease_until_its_teardowns_are_over(manager, instance):
+def test_a_run_that_a_user_has_marked_keeps_its_lease_until_its_teardowns_are_over(manager, instance, rows):
     """Airflow calls the listener at once, and leaves the run running for them."""
     with instance("staging"):
         lease = allocate()

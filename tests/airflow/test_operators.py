@@ -238,7 +238,13 @@ NESTED = "[" * 300 + "]" * 300
         *((line, line) for line in ('{"loss": NaN}', "-Infinity", "1e999", "9" * 30, r'"\ud800"')),
         *(
             (line, line)
-            for line in (r'"a\u0000b"', r'[{"\u0000": 1}]', '{"__id__": 5}', '[{"__classname__": 1}]')
+            for line in (
+                r'"a\u0000b"',
+                r'[{"\u0000": 1}]',
+                '{"__id__": 5}',
+                '[{"__classname__": 1}]',
+                '{"__type": "dict", "__var": {}}',
+            )
         ),
         ('"a\0b"', '"a\ufffdb"'),
         pytest.param("[" * 100_000, "[" * 100_000, id="deep"),

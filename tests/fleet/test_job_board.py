@@ -18,7 +18,7 @@ from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key, walls
 from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
-from resource_manager.storage.jobs import MAX_BYTES_OF_CALLER, JobRow, TooManyJobsError, job_name
+from resource_manager.storage.jobs import MAX_BYTES_OF_CALLER, JobRow, TooManyJobsError, job_name, order_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
 from tests.builders import Clock, granted_lease
@@ -302,6 +302,9 @@ def test_a_job_starts_though_older_ones_that_run_or_are_too_long_fill_the_answer
     fleet.report(run(runs))
     assert fleet.wanted() == {next_: "run"}
     assert caplog.text == "", "nothing starts later"
+    fleet.manager.order_job("gpu-a", runs, {"want": "run", "spec": SPEC})
+    assert runs in fleet.wanted(), "who orders it again waits for the number of that order"
+    fleet.store.jobs.write([JobRow(order_name(runs), "", "", 0.0)])
     long = {**JOB, "env": {"A": "b" * size}}
     fleet.manager.submit("long", 0, 8, job=long, owner="ada", server="gpu-a")
     newest = job_key("new", fleet.submit("new")["fencing_token"])

@@ -72,6 +72,24 @@ def test_a_command_whose_terminal_is_cut_off_ends_as_it_ended(end: dict[str, Any
     assert "t" not in [entry["task_id"] for entry in fleet.manager.queue()]
 
 
+def test_a_command_that_is_over_when_its_terminal_is_cut_off_is_not_stopped() -> None:
+    """How it ended is read from its folder, which goes with a stop."""
+    fleet = Fleet()
+    fleet.report()
+    labels = {"launcher": "terminal"}
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, ttl=100, server="gpu-a", labels=labels))
+    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
+    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    fleet.clock.now += 95
+    fleet.report(run(key, "finished"))
+    fleet.clock.now += 6
+    fleet.manager.expire_and_schedule()
+    assert fleet.manager.leases()[0]["state"] == "ERROR"
+    assert fleet.wanted() == {}
+    fleet.report(run(key, "finished"))
+    assert outcomes(fleet) == ["SUCCESS"]
+
+
 def test_a_job_that_was_preempted_before_it_began_waits_again() -> None:
     fleet = Fleet()
     fleet.report()

@@ -83,6 +83,23 @@ def test_the_job_of_an_ended_task_is_stopped_before_its_gpus_are_free(manager):
     LocalLauncher().stop(alive, 0)
 
 
+def test_a_task_that_was_cleared_before_its_turn_keeps_its_job(manager):
+    """Those before it may take minutes, as where a server is out of reach."""
+    over, cleared = identity("over"), identity("cleared")
+    job, _ = start_job(manager, cleared, "sleep 60"), submit(manager, over)
+
+    class ClearedMeanwhile(States):
+        def unfinished(self, identities):
+            try:
+                return super().unfinished(identities)
+            finally:
+                self._unfinished.add(cleared)
+
+    assert [action.task_id for action in reconcile(manager, ClearedMeanwhile())] == [over.lease_id]
+    assert LocalLauncher().status(job).state is JobState.RUNNING
+    LocalLauncher().stop(job, 0)
+
+
 def test_what_is_announced_of_a_task_that_will_not_run_is_withdrawn(manager):
     """Of a skipped branch, a deleted DAG, a run whose end nobody told; a mapped task's goes with its run."""
     comes, skipped, mapped = map(identity, ("comes", "skipped", "mapped"))

@@ -323,7 +323,9 @@ def test_orders_of_leases_that_come_and_go_fill_no_store(as_: As, monkeypatch: p
     submitted = eve.post("/api/submit", json={**DEMAND, "job": {"command": ["x" * 60_000]}})
     for refused in (answer, submitted):
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "60")
-        assert json_of(refused)["detail"].startswith("the jobs of eve have 1 MiB already: wait until some")
+        assert json_of(refused)["detail"].startswith(
+            "the jobs of eve have 1 MiB already, each until a day after"
+        )
     assert ordered(as_("ada", run_jobs=True), "t", 60_000)[1].status_code == 200
 
 

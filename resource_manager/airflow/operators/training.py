@@ -39,13 +39,13 @@ from resource_manager.manager.recorded_changes import LEASE_GONE
 
 DICTIONARIES = ("env", "container", "slurm")
 
-RESERVED = {"__classname__", "__id__"}
+RESERVED = {"__classname__", "__id__", "__type"}
 """Names of a dictionary that Airflow takes for an object of its own, or refuses."""
 
 MAX_DEPTH = 100
 """Most levels of a value; Airflow refuses one of some 250."""
 
-TRIES_LABEL = "tries"
+TRIES_LABEL = "airflow_tries"
 """Label of a request with what a clear changes in Airflow."""
 
 NO_COMMAND = "command is missing: only an image has one of its own"

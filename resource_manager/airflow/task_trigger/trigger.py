@@ -164,7 +164,7 @@ class TaskTrigger(TaskBoundTrigger):
         except LauncherError as error:
             if not is_outage(error) and not await lease.outlasts(error):
                 return await self._not_started(error)
-            self.log.warning("nobody answers for the job; trying again: %s", error)
+            self.log.warning("the job does not start yet; trying again: %s", error)
             await asyncio.sleep(base.OUTAGE_POLL_S)
             return self._wait
         except LeaseNotFoundError:
