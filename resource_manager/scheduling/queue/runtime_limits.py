@@ -63,12 +63,15 @@ def limit_of(ledger: TeamLedger | None, request: Request) -> tuple[float, str]:
 def lasts_s(cluster: ClusterState, request: Request) -> float:
     """Return for how long a lease of the request lasts: its runtime, stated or learnt, or to its limit.
 
-    A preempted job goes on from what it saved, so that what it ran before is no part of it. Infinite if
-    neither is known.
+    A preempted job goes on from what it saved, so that what it ran before is no part of it; one that ran for
+    longer than expected may begin it anew. Infinite if neither is known.
     """
     runtime = cluster.runtimes.runtime_of(request)
     limit_s, _ = limit_of(cluster.ledger, request)
-    return limit_s if runtime is None else min(max(runtime - count_of(request.labels, RAN), 1.0), limit_s)
+    if runtime is None:
+        return limit_s
+    left_s = runtime - count_of(request.labels, RAN)
+    return min(left_s if left_s > 0 else runtime, limit_s)
 
 
 def at_limit(ledger: TeamLedger | None, lease: Lease) -> float:

@@ -84,6 +84,8 @@ class Outlook:
         """Masks of the nodes under the same windows that come again, and of those under none."""
         self._masks: dict[tuple[float, bool], int] = {}
         """By how far requests reach."""
+        self._spans: dict[tuple[float, bool, int], list[Span]] = {}
+        """By how far requests reach and nodes under the same windows, of one member."""
         self._usable: dict[tuple[object, ...], int] = {}
 
     def usable(self, request: Request) -> int:
@@ -96,8 +98,8 @@ class Outlook:
             if reach not in self._masks:
                 self._masks[reach] = ~self._closed_for_good(request)
             found = self._prospects.usable_of(request, self._masks[reach])
-            if found and request.nodes > 1 and not self._ever_together(request):
-                found = 0
+            if found and request.nodes > 1:
+                found = self._ever_together(request, found, reach)
             self._usable[key] = found
         return found
 
@@ -126,21 +128,36 @@ class Outlook:
     def _one_of(self, mask: int) -> str:
         return self._cluster.nodes[next(positions(mask))].name
 
-    def _ever_together(self, request: Request) -> bool:
-        """Return whether the windows leave a time at which all members could start in one domain."""
-        slots = list(self._prospects.slots(request))
+    def _ever_together(self, request: Request, usable: int, reach: tuple[float, bool]) -> int:
+        """Return those of the nodes in whose domain the windows leave a time for all members to start."""
+        slots, found = list(self._prospects.slots(request)), 0
+        for area in (each & usable for each in areas_of(self._cluster, request).values()):
+            counts = {
+                mask: sum(each * (mask & area & nodes).bit_count() for each, nodes in slots)
+                for mask in (self._never_under, *self._under)
+            }
+            if any(count >= request.nodes for count in counts.values()):
+                found |= area  # also those that open alone, as nearly always
+                continue
+            always: Span = (self._now, math.inf, False, counts.pop(self._never_under))
+            opens = [
+                (begin, end, is_at_end, count)
+                for mask, count in counts.items()
+                if count
+                for begin, end, is_at_end, _ in self._spans_of(mask, request, reach)
+            ]
+            if any(True for _ in together({"": [always, *opens]}, request.nodes)):
+                found |= area
+        return found
 
-        def span(mask: int) -> Span:
-            count = sum(each * (mask & nodes).bit_count() for each, nodes in slots)
-            return self._now, math.inf, False, count
-
-        spans_of: dict[str, list[Span]] = {}
-        for domain, area in areas_of(self._cluster, request).items():
-            spans = spans_of[domain] = [span(area & self._never_under)]
-            for mask in filter(None, (area & mask for mask in self._under)):
-                name = self._one_of(mask)
-                spans += open_spans(self._cluster, name, request, [span(mask)], self._guard_s)
-        return any(True for _ in together(spans_of, request.nodes))
+    def _spans_of(self, mask: int, request: Request, reach: tuple[float, bool]) -> list[Span]:
+        """Return when nodes under the same windows are open to requests that reach so far."""
+        spans = self._spans.get((*reach, mask))
+        if spans is None:
+            always: Span = (self._now, math.inf, False, 1)
+            found = open_spans(self._cluster, self._one_of(mask), request, [always], self._guard_s)
+            spans = self._spans[*reach, mask] = list(found)
+        return spans
 
 
 def opening_of(

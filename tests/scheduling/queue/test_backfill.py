@@ -110,18 +110,19 @@ def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
     assert without_delay(planned, part, Placement("a", (0,))) == Placement("a", (0,)), "as the policy chose"
 
 
+@pytest.mark.parametrize(("ran_s", "left_s"), [(150, 50.0), (200, 200.0), (900, 200.0)])
 @pytest.mark.parametrize("is_lease", [True, False])
-def test_a_preempted_job_goes_on_from_what_it_saved(is_lease: bool) -> None:
-    """What it ran before is no part of its next lease, in a reservation as in estimates."""
-    again = ask("again", 2, 200.0, labels={RAN: "150"})
+def test_a_preempted_job_goes_on_from_what_it_saved(is_lease: bool, ran_s: int, left_s: float) -> None:
+    """What it ran before is no part of its next lease, unless it should be over: it may begin it anew."""
+    again = ask("again", 2, 200.0, labels={RAN: str(ran_s)})
     if is_lease:
         cluster = ClusterState([node("a", 2)])
         hold(cluster, again, "a", 0, 1)
-        assert Reservations(cluster, at(10.0)).reserve(ask("head", 2, 50.0)) == 50.0
+        assert Reservations(cluster, at(10.0)).reserve(ask("head", 2, 50.0)) == left_s
     else:
         planned = Reservations(one_busy_node(), at(10.0))
         planned.reserve(again)
-        assert planned.reserve(ask("head", 4, 50.0)) == 200.0, "it has 50 s from 100 on"
+        assert planned.reserve(ask("head", 4, 50.0)) == max(100.0 + left_s, 200.0), "it begins at 100"
 
 
 def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus() -> None:

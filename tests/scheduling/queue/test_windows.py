@@ -178,12 +178,12 @@ def test_a_gang_that_windows_never_let_together_keeps_nothing_from_others() -> N
 @pytest.mark.parametrize(
     ("days", "under", "waits_for_both"), [(2, "ab", True), (5, "ab", False), (5, "a", True)]
 )
-@pytest.mark.parametrize(("names", "same"), [("ab", False), ("abc", True)])
+@pytest.mark.parametrize(("names", "same"), [("ab", False), ("abc", True), ("abcd", True)])
 def test_a_gang_that_windows_on_several_servers_never_let_together_keeps_nothing_from_others(
     names: str, same: bool, days: int, under: str, waits_for_both: bool
 ) -> None:
     """Each server alone is open for long enough, but not both at once."""
-    rows = {"a": "left", "b": "left", "c": "right"}
+    rows = {"a": "left", "b": "left", "c": "right", "d": "right"}
     cluster = ClusterState(
         replace(each, address=each.name, labels={"row": rows[each.name]}) for each in nodes(names, 8)
     )
@@ -195,6 +195,8 @@ def test_a_gang_that_windows_on_several_servers_never_let_together_keeps_nothing
         if x in under
     )
     cluster.apply(MaintenanceChanged(tuple(windows), 0.0))
+    for name in names[2:]:  # it could start there once these have ended
+        hold(cluster, job(f"on {name}", gpus=8), name, *range(8))
     gang = job("gang", days * day, gpus=8, nodes=2, same="row" if same else "")
     assert submit(cluster, gang, 0.0, BACKFILL) == []
     there = job("there", 3.5 * day, required_node="b")
