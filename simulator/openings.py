@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import MAINTENANCE_GUARD_S
+from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import Request
-from resource_manager.scheduling.placement.gang_slots import Prospects, slots
+from resource_manager.scheduling.placement.gang_slots import Prospects
 from resource_manager.scheduling.placement.node_masks import areas_of, positions
 from resource_manager.scheduling.queue.spans import Span, together
 from resource_manager.scheduling.queue.windows import open_spans, reach_of
@@ -17,27 +18,50 @@ from resource_manager.scheduling.queue.windows import open_spans, reach_of
 def first_opening(
     cluster: ClusterState, requests: Iterable[Request], now: float, after: float = -math.inf
 ) -> float:
-    """Return the first of the times of one of these requests, which is later than `after`, or infinity."""
+    """Return the first time after `after` at which servers open to one of these requests, or infinity."""
     distinct: dict[object, Request] = {}
     for each in requests:
         own = each.lease_id if each.lease_id in cluster.failed_starts else ""
         distinct[each.shape, reach_of(cluster, each, MAINTENANCE_GUARD_S), own] = each
-    times = (openings(cluster, each, now) for each in distinct.values())
-    return min((next((at for at in each if at > after), math.inf) for each in times), default=math.inf)
+    first, until = math.inf, repeats_by(cluster, max(now, after))
+    for each in distinct.values():
+        first = next((at for at in openings(cluster, each, now, min(first, until)) if at > after), first)
+    return first
 
 
-def openings(cluster: ClusterState, request: Request, now: float) -> Iterator[float]:
-    """Yield the times from `now` on, ascending, at which servers open that take all members, were they empty.
+def repeats_by(cluster: ClusterState, now: float) -> float:
+    """Return by when servers have opened, from now on, in all the ways that only come again later."""
+    begun = max([now + AVOIDED_S, *(window.end for window in cluster.windows)])
+    return begun + math.lcm(*(math.ceil(window.every_s) for window in cluster.windows if window.every_s))
+
+
+def openings(cluster: ClusterState, request: Request, now: float, until: float) -> Iterator[float]:
+    """Yield the times from `now` to `until`, ascending, at which empty servers open that take all members.
 
     One at which more servers open to a request that has enough is among them, since those may be taken.
     """
     spans_of: dict[str, list[Span]] = {}
-    usable = Prospects.of(cluster).usable(request)
+    slots = list(Prospects.of(cluster).slots(request))
+    groups = _alike(cluster, request)
     for value, area in areas_of(cluster, request).items():
         spans = spans_of[value] = []
-        for position in positions(usable & area):
-            state = cluster.nodes[position]
-            count = slots(state.node, request, state.capacity_without_leases)
-            always: Span = (now, math.inf, False, count)
-            spans += open_spans(cluster, state.name, request, (always,), MAINTENANCE_GUARD_S)
+        for mask in groups:
+            if count := sum(each * (mask & area & nodes).bit_count() for each, nodes in slots):
+                one = cluster.nodes[next(positions(mask))].name
+                all_of_it: Span = (now, until, False, count)
+                spans += open_spans(cluster, one, request, (all_of_it,), MAINTENANCE_GUARD_S)
     return together(spans_of, request.nodes)
+
+
+def _alike(cluster: ClusterState, request: Request) -> list[int]:
+    """Return masks of the servers that open to it at the same times, of one each if it avoids some."""
+    windows_of: dict[str, list[int]] = {}
+    for window in cluster.windows:
+        for name in window.servers:
+            windows_of.setdefault(name, []).append(window.window_id)
+    alone = request.lease_id in cluster.failed_starts
+    masks: dict[object, int] = {}
+    for state in cluster.nodes:
+        key = (*windows_of.get(state.name, ()), state.name if alone else "")
+        masks[key] = masks.get(key, 0) | 1 << state.index
+    return list(masks.values())

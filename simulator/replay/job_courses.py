@@ -14,7 +14,7 @@ from resource_manager.scheduling.queue.orders import STARVATION_LIMIT_S
 from resource_manager.scheduling.queue.windows import MAX_OCCURRENCES
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
-from simulator.openings import first_opening
+from simulator.openings import first_opening, repeats_by
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Part
 
@@ -60,6 +60,8 @@ class JobCourses:
         """When the queue is looked at for a maintenance window; past if that is not due."""
         self._looks = self._idle_looks = 0
         """Looks for windows after the last event, and in a row that nothing followed from."""
+        self._idle_until = -math.inf
+        """When nothing new can follow from looks, unless something followed from one before."""
         present = {lease.lease_id: lease for lease in (*workload.start.leases, *workload.start.remainders)}
         self._remainders = {name: lease.key for name, lease in present.items() if lease.ranks}
         """Key of what is left of a gang, by the id of its task."""
@@ -230,6 +232,10 @@ class JobCourses:
         times = (max(at, now) for times in found if times is not None for at in times if at > after)
         self._look_at_windows(min(times, default=math.inf))
 
+    def stop_looking(self) -> None:
+        """Look at the queue for no window any more."""
+        self._window_at = -math.inf
+
     def _look_at_windows(self, at: float) -> None:
         self._window_at = at if at < math.inf else -math.inf
         self._schedule(at, None)
@@ -246,10 +252,13 @@ class JobCourses:
         if self.due or not is_over:
             self._decide_at_windows(now, after=now)
             return
+        if not self._idle_looks:
+            self._idle_until = repeats_by(self.cluster, now)
         self._idle_looks += 1
         waiting = (entry.request for entry in self.cluster.pending.values())
-        is_idle = self._idle_looks > MAX_OCCURRENCES
-        self._look_at_windows(math.inf if is_idle else first_opening(self.cluster, waiting, now, after=now))
+        at = first_opening(self.cluster, waiting, now, after=now)
+        is_idle = self._idle_looks > MAX_OCCURRENCES or at > self._idle_until
+        self._look_at_windows(math.inf if is_idle else at)
 
     def _decide_at(self, at: float) -> None:
         """Look again at that time: what may be preempted, and by whom, changes without an event."""

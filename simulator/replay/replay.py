@@ -81,6 +81,8 @@ class Replay:
             self._play(batch)
             if not done % BATCHES_PER_REPORT:
                 progress(done, len(batches))
+        if self._is_as_recorded:  # it stays so, and decides nothing at windows
+            self._courses.stop_looking()
         self._end_until(math.inf)
         progress(len(batches), len(batches))
         return self.record

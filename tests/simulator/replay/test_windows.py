@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import count
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +17,9 @@ from resource_manager.core.models import Request
 from resource_manager.core.teams import Teams
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.queue.windows import open_spans
 from simulator.errors import SimulationError
+from simulator.openings import first_opening
 from simulator.replay import job_courses
 from simulator.replay.job_runs import JobRun
 from simulator.replay.replay import Replay
@@ -60,8 +65,8 @@ def test_jobs_that_wait_for_a_window_start_when_it_is_over_however_long_after_th
     order: str,
 ) -> None:
     """Those of the second and third night were told to have no start."""
-    runs = play(*(job(20.0) for _ in range(4)), order=order)
-    assert [each.started_at for each in runs] == [500.0, 24 * HOUR, 48 * HOUR, 72 * HOUR]
+    runs = play(*(job(20.0) for _ in range(70)), order=order)
+    assert [each.started_at for each in runs] == [500.0, *(24 * HOUR * number for number in range(1, 70))]
 
 
 def test_a_window_preempts_also_after_the_last_event() -> None:
@@ -101,3 +106,54 @@ def test_a_job_that_each_window_preempts_before_it_saves_anything_ends_the_repla
     window = Window(1, ("a",), 22 * HOUR, 24 * HOUR, every_s=24 * HOUR, preempt=True)
     with pytest.raises(SimulationError, match="not all jobs ended within 30 maintenance windows"):
         play(job(30.0, preemptible=True), windows=(window,), checkpoint_s=48 * HOUR)
+
+
+def test_a_replay_that_is_as_recorded_looks_for_no_window_after_the_last_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is decided then, and a look at a long queue takes its time."""
+    looks = Mock(return_value=math.inf)
+    monkeypatch.setattr(job_courses, "first_opening", looks)
+    batches = (
+        EventBatch(0.0, external=[MaintenanceChanged((NIGHTLY,), 0.0)]),
+        EventBatch(5 * HOUR, arrivals=[job(20.0)]),
+    )
+    for is_recorded in (True, False):
+        start = ClusterState(nodes("a", 4)).snapshot()
+        Replay(Workload("made", start, batches, is_recorded=is_recorded), first_fit, get_order("fifo")).run()
+        assert looks.called is not is_recorded
+
+
+def test_what_no_window_of_one_period_lets_start_is_looked_at_in_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job without an end takes all, and each night is as the one before: a hundred were looked at."""
+    looks = Mock(wraps=first_opening)
+    monkeypatch.setattr(job_courses, "first_opening", looks)
+    _, waits = play(job(math.inf), job(20.0))
+    assert waits.started_at is None
+    assert 1 <= looks.call_count <= 4
+
+
+def test_an_opening_is_looked_for_once_of_servers_under_the_same_windows_and_not_beyond_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All openings of a hundred windows were, of each server for each runtime: a replay took hours to end."""
+    spans, servers, day = Mock(), nodes("abcdefghij", 4), 24 * HOUR
+
+    def counted(*args: Any) -> Iterator[Any]:
+        for span in open_spans(*args):
+            spans(span)
+            yield span
+
+    monkeypatch.setattr("simulator.openings.open_spans", counted)
+    names = tuple(each.name for each in servers)
+    nightly = (
+        Window(number, names, number * day - 2 * HOUR, number * day, every_s=7 * day)
+        for number in range(1, 8)
+    )
+    cluster = ClusterState(servers)
+    cluster.apply(MaintenanceChanged(tuple(nightly), 0.0))
+    waiting = [Request(f"w{number}", 4, expected_runtime_s=HOUR + number) for number in range(30)]
+    assert first_opening(cluster, waiting, 5 * HOUR, after=5 * HOUR) == day
+    assert spans.call_count < 100
