@@ -174,8 +174,10 @@ def rows(empty_database):
 
     def add(identity, row_id):
         of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
+        is_text = type(table.c.id.type).__name__ != "Uuid"  # as in Airflow 3.0
+        of_task["id"] = str(row_id) if is_text else row_id
         with empty_database.begin() as connection:
-            connection.execute(table.insert().values(**of_task, id=row_id, pool="default_pool", pool_slots=1))
+            connection.execute(table.insert().values(**of_task, pool="default_pool", pool_slots=1))
 
     return add
 
