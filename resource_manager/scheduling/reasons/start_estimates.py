@@ -55,7 +55,10 @@ from resource_manager.scheduling.reasons.runtime_quantiles import MISSED
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_STEPS = 500
-"""Maximum number of steps of a play, each a lease's end; a request that starts later gets no estimate."""
+"""Maximum number of steps of a play, each a lease's end; a request that starts later gets no estimate.
+
+Windows that are over once more have as many steps of their own.
+"""
 
 LONG_QUEUE = 100
 """Number of pending requests above which leases that end at about the same time end together in a play."""
@@ -247,6 +250,9 @@ def _play(
     after: Lease | None = None
     ended: list[Lease | None] = []
     """Leases that have ended since the last grants."""
+    reopened: set[tuple[float, float]] = set()
+    """Ends of windows that come again, each with its number among events."""
+    steps = 0
     is_long = len(cluster.pending) > LONG_QUEUE
     together = TOGETHER if is_long else 0.0
     may_preempt = preempts = cluster.teams.preemption and not is_long
@@ -260,7 +266,8 @@ def _play(
     def is_unknown(lease: Lease) -> bool:
         return not lease.preempted_by and cluster.runtimes.runtime_of(lease.request) is None
 
-    for _ in range(MAX_STEPS):
+    while steps < MAX_STEPS:
+        steps += 1
         if not goes_on():
             play.is_cut = True
             return play
@@ -289,7 +296,8 @@ def _play(
             continue
         if is_over or not ends:
             return play
-        play.at, _, entry = heapq.heappop(ends)
+        play.at, place, entry = heapq.heappop(ends)
+        steps -= (play.at, place) in reopened
         preempts = may_preempt and entry is None  # in each step it would cost more than all else
         after = apply_event(cluster, entry, play.at)
         ended = [after]
@@ -301,7 +309,8 @@ def _play(
         if is_long:
             play.at = total / count
         for opening in reopenings(cluster, ended, now, play.at):
-            if opening not in ends:  # another lease may have ended before the same window
+            if opening[:2] not in reopened and len(reopened) < MAX_STEPS:
+                reopened.add(opening[:2])
                 heapq.heappush(ends, opening)
     play.too_far = True
     return play

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
+import pytest
+
 from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.maintenance import Window
 from resource_manager.core.teams import Team
+from resource_manager.scheduling.reasons import start_estimates
 from resource_manager.scheduling.reasons.play_events import MAX_DELAYS, apply_event, openings
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from tests.scheduling.shared_cluster import Shared
@@ -70,6 +75,25 @@ def test_a_window_that_comes_again_is_waited_for_as_often_as_leases_end_before_i
     for number in range(6):
         shared.submit(f"w{number}", 2, expected_runtime_s=20 * hour)
     assert starts(shared) == {f"w{number}": (24 + 24 * (number // 2)) * hour for number in range(6)}
+
+
+def test_windows_that_end_again_and_again_take_no_step_from_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts after a few weeks of nightly windows of many servers were told to be too far."""
+    hour, shared = 3600.0, Shared()
+    nightly = [
+        Window(number, ("a",), 22 * hour, 23 * hour + number, every_s=24 * hour) for number in range(1, 11)
+    ]
+    for day in range(4):
+        shared.submit(f"runs{day}", 1, expected_runtime_s=(12 + 24 * day) * hour)
+    shared.state.apply(MaintenanceChanged(tuple(nightly), shared.now))
+    shared.submit("waits", 4, expected_runtime_s=hour)
+    [last] = [lease for lease in shared.state.leases.values() if lease.lease_id == "runs3"]
+    goes_on = Mock(return_value=True)
+    for most, steps in ((15, 15 + 15), (100, 15 + 20)):
+        monkeypatch.setattr(start_estimates, "MAX_STEPS", most)
+        goes_on.reset_mock()
+        found = estimate_starts(shared.state, shared.current, goes_on=goes_on)
+        assert (found["waits"].at, goes_on.call_count) == (last.granted_at + 84 * hour, steps)
 
 
 def test_a_lease_at_its_longest_runtime_makes_room_and_does_not_wait_again() -> None:
