@@ -141,35 +141,15 @@ class _PoolTasks(cst.CSTVisitor):
         if isinstance(operator, cst.Attribute) and operator.attr.value == "partial":
             operator = operator.value
         last = _dotted(operator).rpartition(".")[2]
+        if (reason := self._why_left(node, name, last, "pool_slots" in arguments)) is not None:
+            self._leave(node, reason)
+            return
         going = [arguments[key] for key in ("pool", "pool_slots") if key in arguments]
         gpus = self._gpus(arguments.get("pool_slots"), gpus_a_slot)
-        line = self._slots_after or ("pool_slots" not in arguments and self._slots_before)
-        more = next((argument.value for argument in node.args if argument.star == "**"), None)
-        if line:
-            self._leave(node, f"its pool_slots may be what line {line} says: give it to the task itself")
-            return
-        elif more is not None and "pool_slots" not in arguments:
-            self._leave(node, f"pool_slots may be in **{self._code(more)}: give it to the task itself")
-            return
-        elif name in PYTHON_TASKS:
+        if name in PYTHON_TASKS:
             self._edit(node.func, "task.gpu")
             self._edit(going[0], f"gpus={gpus}")
             self._remove(node, going[1:])
-        elif name.split(".")[0] == "task":
-            self._leave(node, f"@{name} has no form with GPUs: use @task.gpu, or with_gpus and its operator")
-            return
-        elif last in OUR_OPERATORS:
-            self._leave(node, f"{last} asks for GPUs itself; its pool is its team: take pool away by hand")
-            return
-        elif last in NOT_LEASED:
-            self._leave(node, f"with_gpus refuses {last}: rewrite it by hand, such as in a gpu_lease")
-            return
-        elif not _is_class(last):
-            self._leave(node, f"{name or 'what is called'} is not known to be an operator")
-            return
-        elif self._is_shadowed:
-            self._leave(node, f"the file has a {WITH_GPUS} of its own")
-            return
         else:
             start, end = self._span(operator)
             code = self.source[start:end].decode()
@@ -177,6 +157,27 @@ class _PoolTasks(cst.CSTVisitor):
             self._remove(node, going)
             self.first_use = start if self.first_use is None else min(start, self.first_use)
         self.converted += 1
+
+    def _why_left(self, node: cst.Call, name: str, last: str, has_slots: bool) -> str | None:
+        """Return why the call is left; first what keeps it from being converted, whatever its slots are."""
+        if name in PYTHON_TASKS:
+            pass
+        elif name.split(".")[0] == "task":
+            return f"@{name} has no form with GPUs: use @task.gpu, or with_gpus and its operator"
+        elif last in OUR_OPERATORS:
+            return f"{last} asks for GPUs itself; its pool is its team: take pool away by hand"
+        elif last in NOT_LEASED:
+            return f"with_gpus refuses {last}: rewrite it by hand, such as in a gpu_lease"
+        elif not _is_class(last):
+            return f"{name or 'what is called'} is not known to be an operator"
+        elif self._is_shadowed:
+            return f"the file has a {WITH_GPUS} of its own"
+        if line := self._slots_after or (not has_slots and self._slots_before):
+            return f"its pool_slots may be what line {line} says: give it to the task itself"
+        more = next((argument.value for argument in node.args if argument.star == "**"), None)
+        if more is not None and not has_slots:
+            return f"pool_slots may be in **{self._code(more)}: give it to the task itself"
+        return None
 
     def visit_DictElement(self, node: cst.DictElement) -> None:
         if self._text(node.key) == "pool" and self._text(node.value) in self.pools:
@@ -315,6 +316,9 @@ def _slots_elsewhere(tree: ast.Module) -> tuple[int, int]:
     """
     before = after = 0
     for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Name("setattr"), [_, ast.Constant("pool_slots"), _]):
+                after = node.lineno
         if isinstance(node, ast.Attribute) and node.attr == "pool_slots" and isinstance(node.ctx, ast.Store):
             after = node.lineno
         elif isinstance(node, ast.Constant) and node.value == "pool_slots":

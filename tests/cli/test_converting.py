@@ -110,6 +110,8 @@ def test_a_source_that_would_be_no_python_afterwards_is_left_to_its_owner():
         ('def f(pool="gpu"): ...', "default of a function's parameter"),
         ('op.pool = "gpu"', "set after the task was made"),
         ('GPUTrainingOperator(pool="gpu")', "GPUTrainingOperator asks for GPUs itself"),
+        ('GPUTrainingOperator(pool="gpu", **more)', "GPUTrainingOperator asks for GPUs itself"),
+        ('dict(base, pool="gpu", **more)', "dict is not known to be an operator"),
         ('TriggerDagRunOperator(pool="gpu")', "with_gpus refuses TriggerDagRunOperator"),
         ('with_gpus = 1\nX(pool="gpu")', "a with_gpus of its own"),
     ],
@@ -134,6 +136,7 @@ def test_what_cannot_be_rewritten_is_a_line_and_stays_as_it_is(source, reason, t
         ('X.partial(pool="gpu").expand_kwargs([{"pool_slots": 2}])', "what line 1 says"),
         ('@task(pool="gpu", pool_slots=2)\ndef f(): ...\nf.override(pool_slots=4)()', "what line 3 says"),
         ('t = X(pool="gpu", pool_slots=2)\nt.pool_slots = 4', "what line 2 says"),
+        ('t = X(pool="gpu", pool_slots=2)\nsetattr(t, "pool_slots", 4)', "what line 2 says"),
         ('def make(**more):\n    return X(pool="gpu", **more)', r"pool_slots may be in \*\*more"),
     ],
 )
