@@ -428,7 +428,12 @@ def resumed(operator, deferred, event, context=None):
     return operator.resume_execution(deferred.method_name, given, context or context_of())
 
 
-def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, connect):
+@pytest.mark.parametrize("longest", [timedelta(hours=1), 3600.0, 3600])
+def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
+    manager, connect, monkeypatch, longest
+):
+    """Sensors of providers give their timeout in seconds."""
+    monkeypatch.setattr(Defers, "longest", longest)
     operator, deferred = deferred_by(manager, demand={"ttl": 1})
     assert deferred.timeout > timedelta(hours=1), "Airflow would only cancel the trigger"
     [lease] = manager.leases()

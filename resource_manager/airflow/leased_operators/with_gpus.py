@@ -109,7 +109,7 @@ class LeasedOperator(RunsInWorker):
         except ResourceManagerError as error:  # the trigger finds out
             self.log.warning("the lease could not be renewed for the time until a triggerer does: %s", error)
         classpath, arguments = deferred.trigger.serialize()
-        timeout = deferred.timeout
+        timeout_s = None if deferred.timeout is None else seconds_of(deferred.timeout)  # of sensors a number
         trigger = LeaseKeepingTrigger(
             plain_identity,
             allocation["fencing_token"],
@@ -117,14 +117,14 @@ class LeasedOperator(RunsInWorker):
             classpath,
             arguments,
             self.gpu_conn_id,
-            until=None if timeout is None else time.time() + timeout.total_seconds(),
+            until=None if timeout_s is None else time.time() + timeout_s,
         )
         step = {"method": deferred.method_name, "arguments": deferred.kwargs or {}}
         return TaskDeferred(
             trigger=trigger,
             method_name="execute_resumed",
             kwargs=step,
-            timeout=None if timeout is None else timeout + ENDS_WITHIN,
+            timeout=None if timeout_s is None else timedelta(seconds=timeout_s) + ENDS_WITHIN,
         )
 
     def execute_resumed(
