@@ -9,10 +9,10 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import MAINTENANCE_GUARD_S
 from resource_manager.core.failed_starts import AVOIDED_S
 from resource_manager.core.models import Request
-from resource_manager.scheduling.placement.gang_slots import Prospects
+from resource_manager.scheduling.placement.gang_slots import Prospects, members_on
 from resource_manager.scheduling.placement.node_masks import areas_of, positions
 from resource_manager.scheduling.queue.spans import Span, together
-from resource_manager.scheduling.queue.windows import open_spans, reach_of
+from resource_manager.scheduling.queue.windows import by_windows, open_spans, reach_of
 
 
 def first_opening(
@@ -42,26 +42,16 @@ def openings(cluster: ClusterState, request: Request, now: float, until: float) 
     """
     spans_of: dict[str, list[Span]] = {}
     slots = list(Prospects.of(cluster).slots(request))
-    groups = _alike(cluster, request)
+    if request.lease_id in cluster.failed_starts:  # it may avoid each of them until another time
+        groups = [1 << state.index for state in cluster.nodes]
+    else:
+        under, never_under = by_windows(cluster, cluster.windows)
+        groups = [*under, never_under]
     for value, area in areas_of(cluster, request).items():
         spans = spans_of[value] = []
         for mask in groups:
-            if count := sum(each * (mask & area & nodes).bit_count() for each, nodes in slots):
+            if count := members_on(mask & area, slots):
                 one = cluster.nodes[next(positions(mask))].name
                 all_of_it: Span = (now, until, False, count)
                 spans += open_spans(cluster, one, request, (all_of_it,), MAINTENANCE_GUARD_S)
     return together(spans_of, request.nodes)
-
-
-def _alike(cluster: ClusterState, request: Request) -> list[int]:
-    """Return masks of the servers that open to it at the same times, of one each if it avoids some."""
-    windows_of: dict[str, list[int]] = {}
-    for window in cluster.windows:
-        for name in window.servers:
-            windows_of.setdefault(name, []).append(window.window_id)
-    alone = request.lease_id in cluster.failed_starts
-    masks: dict[object, int] = {}
-    for state in cluster.nodes:
-        key = (*windows_of.get(state.name, ()), state.name if alone else "")
-        masks[key] = masks.get(key, 0) | 1 << state.index
-    return list(masks.values())

@@ -40,6 +40,17 @@ def quarantine(fleet: Fleet) -> None:
     assert fleet.manager.leases()[0]["state"] == "ERROR"
 
 
+def in_a_terminal() -> tuple[Fleet, str]:
+    """Return a fleet with a lease whose job a terminal shows, and the key of that job."""
+    fleet = Fleet()
+    fleet.report()
+    labels = {"launcher": "terminal"}
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, ttl=100, server="gpu-a", labels=labels))
+    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
+    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    return fleet, key
+
+
 def outcomes(fleet: Fleet) -> list[str]:
     return [change["outcome"] for change in fleet.manager.history() if change["change"] == "released"]
 
@@ -56,12 +67,7 @@ def outcomes(fleet: Fleet) -> list[str]:
 )
 def test_a_command_whose_terminal_is_cut_off_ends_as_it_ended(end: dict[str, Any], outcome: str) -> None:
     """The terminal finds no lease any more, so nobody else says how."""
-    fleet = Fleet()
-    fleet.report()
-    labels = {"launcher": "terminal"}
-    lease = granted_lease(fleet.manager.submit("t", 0, 8, ttl=100, server="gpu-a", labels=labels))
-    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
-    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    fleet, key = in_a_terminal()
     fleet.report(run(key))
     if "preempted" in end:
         fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
@@ -74,12 +80,7 @@ def test_a_command_whose_terminal_is_cut_off_ends_as_it_ended(end: dict[str, Any
 
 def test_a_command_that_is_over_when_its_terminal_is_cut_off_is_not_stopped() -> None:
     """How it ended is read from its folder, which goes with a stop."""
-    fleet = Fleet()
-    fleet.report()
-    labels = {"launcher": "terminal"}
-    lease = granted_lease(fleet.manager.submit("t", 0, 8, ttl=100, server="gpu-a", labels=labels))
-    token, key = lease["fencing_token"], job_key("t", lease["fencing_token"])
-    fleet.manager.place_job("t", [JobPlace("agent", "gpu-a", **PLACE)], fencing_token=token)
+    fleet, key = in_a_terminal()
     fleet.clock.now += 95
     fleet.report(run(key, "finished"))
     fleet.clock.now += 6

@@ -181,10 +181,8 @@ def test_a_server_without_a_job_user_is_not_searched_for_jobs_of_an_agent(tmp_pa
         assert (opened.name, opened.action) == ("gpu-a", "opened")
 
 
-def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_a_lease(
-    tmp_path: Path,
-) -> None:
-    """Its GPUs have no UUIDs, so nobody watches them."""
+def restored(tmp_path: Path) -> tuple[AgentFleet, str, str]:
+    """Return a fleet whose state was restored, the key of its job and that of one without a lease."""
     fleet = AgentFleet((Gpu(0, "A100"),))
     fleet.report()
     key, lost = job_key("t", fleet.submit("t")["fencing_token"]), job_key("lost", 99)
@@ -192,6 +190,14 @@ def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_
     write_backup(fleet.store, tmp_path / "state.json")
     restore(fleet.store, read_backup(tmp_path / "state.json"), force=True)
     fleet.clock.now += WINDOW_S + 30.0
+    return fleet, key, lost
+
+
+def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_a_lease(
+    tmp_path: Path,
+) -> None:
+    """Its GPUs have no UUIDs, so nobody watches them."""
+    fleet, key, lost = restored(tmp_path)
 
     def look() -> list[tuple[str, str]]:
         actions = reconcile(fleet.manager, States(), "production").actions
@@ -207,13 +213,7 @@ def test_a_server_opens_once_the_agent_that_runs_its_jobs_tells_of_none_without_
 
 def test_a_job_of_a_server_that_shares_its_home_keeps_no_other_one_closed(tmp_path: Path) -> None:
     """As on NFS 4, where locks reach other machines."""
-    fleet = AgentFleet((Gpu(0, "A100"),))
-    fleet.report()
-    key, lost = job_key("t", fleet.submit("t")["fencing_token"]), job_key("lost", 99)
-    fleet.report(run(key))
-    write_backup(fleet.store, tmp_path / "state.json")
-    restore(fleet.store, read_backup(tmp_path / "state.json"), force=True)
-    fleet.clock.now += WINDOW_S + 30.0
+    fleet, key, lost = restored(tmp_path)
     fleet.manager.searched("gpu-b", [key, lost])
     drained = fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
     assert drained is not None

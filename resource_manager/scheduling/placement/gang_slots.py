@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from resource_manager.core.cluster import ClusterState
@@ -135,7 +135,7 @@ class Prospects:
         return union(
             each & area
             for area in areas_of(self._cluster, request).values()
-            if sum(count * (each & area).bit_count() for count, each in found) >= request.nodes
+            if members_on(area, found) >= request.nodes
             for _, each in found
         )
 
@@ -148,6 +148,11 @@ class Prospects:
             state = self._cluster.nodes[position]
             if count := slots(state.node, request, state.capacity_without_leases):
                 yield count, 1 << position
+
+
+def members_on(nodes: int, slots: Iterable[tuple[int, int]]) -> int:
+    """Return how many members these nodes take, of nodes by how many each takes."""
+    return sum(count * (each & nodes).bit_count() for count, each in slots)
 
 
 def could_start(cluster: ClusterState, request: Request) -> bool:

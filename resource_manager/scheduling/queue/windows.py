@@ -19,7 +19,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
-from resource_manager.scheduling.placement.gang_slots import Prospects
+from resource_manager.scheduling.placement.gang_slots import Prospects, members_on
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.placement.node_masks import areas_of, positions, union
 from resource_manager.scheduling.queue.runtime_limits import whole_limit_s
@@ -72,6 +72,20 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
     return math.inf
 
 
+def by_windows(cluster: ClusterState, windows: Iterable[Window]) -> tuple[list[int], int]:
+    """Return masks of the nodes under the same of these windows, and that of the nodes under none."""
+    of_node: dict[str, list[int]] = {}
+    for window in windows:
+        for name in window.servers:
+            of_node.setdefault(name, []).append(window.window_id)
+    masks: dict[tuple[int, ...], int] = {}
+    for name, ids in of_node.items():
+        if (state := cluster.by_name.get(name)) is not None:
+            masks[tuple(ids)] = masks.get(tuple(ids), 0) | 1 << state.index
+    under = list(masks.values())
+    return under, (1 << len(cluster.nodes)) - 1 & ~union(under)
+
+
 class Outlook:
     """Where requests could ever start, as windows that come again close some nodes for good; of one pass."""
 
@@ -80,7 +94,7 @@ class Outlook:
         self._guard_s = current.limits.maintenance_guard_s
         self._windows = [window for window in cluster.windows if window.every_s is not None]
         self._prospects = Prospects.of(cluster)
-        self._under, self._never_under = self._by_windows()
+        self._under, self._never_under = by_windows(cluster, self._windows)
         """Masks of the nodes under the same windows that come again, and of those under none."""
         self._masks: dict[tuple[float, bool], int] = {}
         """By how far requests reach."""
@@ -107,17 +121,6 @@ class Outlook:
         """Return the masks that the request waits for: what it could use, also without any window."""
         return {self.usable(request), self._prospects.usable(request)}
 
-    def _by_windows(self) -> tuple[list[int], int]:
-        of_node: dict[str, list[int]] = {}
-        for window in self._windows:
-            for name in window.servers:
-                of_node.setdefault(name, []).append(window.window_id)
-        masks: dict[tuple[int, ...], int] = {}
-        for name, windows in of_node.items():
-            if (state := self._cluster.by_name.get(name)) is not None:
-                masks[tuple(windows)] = masks.get(tuple(windows), 0) | 1 << state.index
-        return list(masks.values()), ~union(masks.values())
-
     def _closed_for_good(self, request: Request) -> int:
         return union(
             mask
@@ -132,10 +135,7 @@ class Outlook:
         """Return those of the nodes in whose domain the windows leave a time for all members to start."""
         slots, found = list(self._prospects.slots(request)), 0
         for area in (each & usable for each in areas_of(self._cluster, request).values()):
-            counts = {
-                mask: sum(each * (mask & area & nodes).bit_count() for each, nodes in slots)
-                for mask in (self._never_under, *self._under)
-            }
+            counts = {mask: members_on(mask & area, slots) for mask in (self._never_under, *self._under)}
             if any(count >= request.nodes for count in counts.values()):
                 found |= area  # also those that open alone, as nearly always
                 continue
