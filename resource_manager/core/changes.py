@@ -393,3 +393,6 @@ Change = (
     | InventoryChanged
     | ClusterSettingsChanged
 )
+
+ENDS = (Released, Expired, MembersReleased)
+"""Kinds that end a lease, or some of its members."""

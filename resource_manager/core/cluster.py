@@ -198,12 +198,12 @@ class ClusterState(LeasedNodes):
     def _ended(self, change: changes.Released | changes.Expired) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         self._end(lease, change.at)
-        if type(change) is changes.Released and change.outcome in ("", changes.Outcome.SUCCESS):
-            self._set("attained", without_job(self.attained, lease.lease_id))
-        else:
+        if type(change) is not changes.Released or change.outcome not in ("", _SUCCESS):
             self._set("attained", with_service(self.attained, lease, change.at))
+        elif self.attained:
+            self._set("attained", without_job(self.attained, lease.lease_id))
         if type(change) is changes.Released:
-            if change.outcome == changes.Outcome.SUCCESS and teaches(lease.request):
+            if change.outcome == _SUCCESS and teaches(lease.request):
                 self._learn(lease, change.at)
             if change.failed_nodes:
                 self._set("failed_starts", with_failed_start(self.failed_starts, change))
@@ -331,6 +331,8 @@ class ClusterState(LeasedNodes):
         self._replace_nodes(change.nodes)
         self._set_teams(self.teams, self.ledger.uses if self.ledger else {})  # types of GPUs may have changed
 
+
+_SUCCESS = changes.Outcome.SUCCESS.value  # looking it up at each end takes as long as the comparison
 
 _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     changes.Granted: ClusterState._granted,

@@ -167,7 +167,7 @@ def _attained_before(now: Snapshot, leases: Iterable[Lease], changes: Iterable[C
     for change in changes:
         if isinstance(change, kinds.Granted):
             running[change.lease.lease_id, change.lease.fencing_token] = change.lease
-        elif isinstance(change, kinds.Released | kinds.Expired | kinds.MembersReleased):
+        elif isinstance(change, kinds.ENDS):
             lease = running.pop((change.lease_id, change.fencing_token), None)
             job = job_id_of(change.lease_id)
             if isinstance(change, kinds.Released) and change.outcome in ("", Outcome.SUCCESS):

@@ -17,7 +17,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import ClusterSettingsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.models import Gpu, Node
+from resource_manager.core.models import Gpu, Link, Node, Spread, TypeChoice
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
@@ -291,3 +291,20 @@ def test_numbers_of_numpy_are_numbers_and_its_truth_values_none() -> None:
     assert (gpus, type(gpus)) == (4, int)
     with pytest.raises(InvalidRequestError, match=r"^gpus must be a whole number"):
         Demand.of(lease_id="t", **{**numbers, "gpus": np.bool_(True)})
+
+
+def test_what_a_demand_leaves_out_is_as_if_its_defaults_were_given() -> None:
+    cluster = ClusterState(BUILT_IN)
+    short = Demand.of("a", 2, 1)
+    full = Demand.model_validate({name: getattr(short, name) for name in Demand.model_fields})
+    assert len(full.model_fields_set) == len(Demand.model_fields)
+    assert build_request(short, cluster) == build_request(full, cluster)
+
+
+def test_values_that_a_demand_gives_reach_the_request_in_its_types() -> None:
+    demand = Demand.of("a", 2, 1, types="first", gpu_types=["A100"], link="require", nodes=2, spread="pack")
+    cluster = ClusterState(default_inventory())
+    request = build_request(demand, cluster)
+    assert (request.types, request.gpu_types) == (TypeChoice.FIRST, ("A100",))
+    assert (request.link, request.spread) == (Link.REQUIRE, Spread.PACK)
+    assert type(request.types) is TypeChoice

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resource_manager.core.changes import (
-    Cancelled,
-    Change,
-    Expired,
-    Granted,
-    MembersReleased,
-    Queued,
-    Released,
-)
+from resource_manager.core.changes import ENDS, Cancelled, Change, Granted, MembersReleased, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import job_key
 from resource_manager.core.models import Lease, has_stored_job
@@ -44,7 +36,7 @@ def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRo
             pending = cluster.pending.get(change.lease_id)
             if pending is not None and has_stored_job(pending.request.labels):
                 ended[change.lease_id] = None
-        elif isinstance(change, Released | Expired | MembersReleased):
+        elif isinstance(change, ENDS):
             lease_id, token = change.lease_id, change.fencing_token
             newest = granted.get(lease_id) or cluster.leases.get(lease_id)
             is_newest = newest is not None and newest.fencing_token == token

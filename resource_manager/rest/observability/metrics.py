@@ -181,10 +181,7 @@ class Metrics:
                 self._expirations.labels("true").inc()
             case changes.Preempting() if change.preemptor:
                 self._preemptions.labels(_reason_of(change, life)).inc()
-        if (
-            isinstance(change, changes.Released | changes.Expired | changes.MembersReleased)
-            and len(life.ends) == 1
-        ):
+        if isinstance(change, changes.ENDS) and len(life.ends) == 1:
             self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
 
 

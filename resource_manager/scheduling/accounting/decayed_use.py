@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released, TeamsChanged
+from resource_manager.core.changes import ENDS, Change, Granted, MembersReleased, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease
 from resource_manager.core.pending import PendingRequest
@@ -178,7 +178,7 @@ def uses_after(cluster: ClusterState, changes: Iterable[Change]) -> dict[str, Us
             uses = at_time(ledger.uses | uses, change.at, ledger.rules.half_life_s)
         elif isinstance(change, Granted):
             begun[change.lease.lease_id, change.lease.fencing_token] = change.lease
-        elif isinstance(change, Released | Expired | MembersReleased):
+        elif isinstance(change, ENDS):
             key = (change.lease_id, change.fencing_token)
             if (lease := begun.get(key) or cluster.holding(*key)) is None:
                 continue

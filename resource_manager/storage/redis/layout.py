@@ -117,7 +117,7 @@ def operations(change: changes.Change) -> list[str]:
 
 def _learnt(change: changes.Change) -> list[str]:
     """Return what to learn from the end of a lease; it comes before it."""
-    if not isinstance(change, changes.Released | changes.Expired | changes.MembersReleased):
+    if not isinstance(change, changes.ENDS):
         return []
     if not isinstance(change, changes.Released) or change.outcome not in ("", changes.Outcome.SUCCESS):
         return ["attain", change.lease_id, f"{change.fencing_token} {MAX_JOBS} {change.at!r}"]
