@@ -237,7 +237,8 @@ def _dispatch(
     The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
     such requests get reservations as soon as a request behind them could start.
     """
-    prospects = Prospects.of(cluster)
+    prospects, ledger = Prospects.of(cluster), cluster.ledger
+    may_be_restricted = bool(cluster.windows or cluster.failed_starts)
     planned: Reservations | None = None
     blocked: set[str] = set()
     too_large: set[tuple[object, ...]] = set()
@@ -246,13 +247,15 @@ def _dispatch(
         request = pending.request
         if request.lease_id in waiting or request.lease_id in cluster.leases:
             continue
-        if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
-            continue
-        placed = waiting_as = within_guarantee(cluster.ledger, request)
-        if blocked and cluster.ledger is not None:  # only what its team is guaranteed lets it go on
-            request = as_guaranteed(cluster.ledger, request)
-            placed = within_guarantee(cluster.ledger, request)
-        restricted = is_restricted(cluster, request)
+        placed = waiting_as = request
+        if ledger is not None:
+            if not may_start(ledger, request, blocked):
+                continue
+            placed = waiting_as = within_guarantee(ledger, request)
+            if blocked:  # only what its team is guaranteed lets it go on
+                request = as_guaranteed(ledger, request)
+                placed = within_guarantee(ledger, request)
+        restricted = may_be_restricted and is_restricted(cluster, request)
         members = None
         if (restricted or placed.shape not in too_large) and (
             planned is None or planned.may_start(request, restricted=restricted)
@@ -271,15 +274,17 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        if not (blocks_queue(cluster, waiting_as, current) if restricted else prospects.usable(waiting_as)):
-            continue  # it blocks nobody
         if current.order.backfill:
             if planned is None:
+                if not prospects.usable(waiting_as):
+                    continue  # it blocks nobody
                 planned = Reservations(cluster, current)
             planned.put_ahead(waiting_as)
             if planned.is_over():
                 return
-        elif cluster.ledger is None:
+        elif not (blocks_queue(cluster, waiting_as, current) if restricted else prospects.usable(waiting_as)):
+            continue
+        elif ledger is None:
             return
         else:
             blocked.add(request.team)

@@ -53,6 +53,7 @@ class Reservations:
         self._cluster, self._now = cluster, current.now
         self._guard_s = current.limits.maintenance_guard_s
         self._prospects, self._outlook = Prospects.of(cluster), Outlook(cluster, current)
+        self._usable = self._outlook.usable if cluster.windows else self._prospects.usable
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
         self._count = 0
@@ -60,6 +61,8 @@ class Reservations:
         """The nodes at which reservations of gangs have looked."""
         self._ahead: Counter[int] = Counter()
         """How many requests were put ahead, by the nodes that they could ever use."""
+        self._put = 0
+        """How many requests were put ahead in all."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -79,9 +82,12 @@ class Reservations:
 
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those asked about next, unless it never starts."""
-        usable = self._outlook.usable(request)
+        usable = self._usable(request)
+        if not usable:
+            return
         self._ahead[usable] += 1
-        if usable and self._count < MAX_RESERVATIONS:
+        self._put += 1
+        if self._count < MAX_RESERVATIONS:
             self._waiting.append(request)
         if self._startable and self._ahead[usable] == MAX_AHEAD:
             self._startable = {
@@ -92,14 +98,16 @@ class Reservations:
 
     def is_over(self) -> bool:
         """Return True if no pending request behind those put ahead starts in this pass."""
-        shapes = self._cluster.pending.shapes
-        if self._startable is None and self._ahead.total() >= min(len(shapes), MAX_RESERVATIONS):
+        if self._startable is None:
+            shapes = self._cluster.pending.shapes
+            if self._put < min(len(shapes), MAX_RESERVATIONS):
+                return False
             self._startable = {
                 shape: request
                 for shape, request in shapes.items()
                 if next(self._cluster.candidates(request), None) is not None
             }
-        return self._startable is not None and not self._startable
+        return not self._startable
 
     def may_start(self, request: Request, *, restricted: bool) -> bool:
         """Return False if it is known that no request of that shape starts in this pass."""
@@ -134,7 +142,7 @@ class Reservations:
 
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could use; return True if that was not so before."""
-        return self._held_back.add(request, self._outlook.usable(request))
+        return self._held_back.add(request, self._usable(request))
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""

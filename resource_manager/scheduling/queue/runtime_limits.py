@@ -30,7 +30,9 @@ def runtime_used_s(request: Request) -> int:
 
 def count_of(labels: Mapping[str, str], name: str) -> int:
     """Return the number in a label, 0 if it has none."""
-    text = labels.get(name, "0")
+    text = labels.get(name)
+    if text is None:
+        return 0
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
