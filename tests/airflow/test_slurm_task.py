@@ -124,6 +124,27 @@ def test_an_error_of_airflows_own_ends_no_watch_on_slurm(monkeypatch: Any, pause
     assert (event["offset"], fails) == (0, [])
 
 
+def test_a_list_of_jobs_that_takes_too_long_ends_no_watch_on_slurm(monkeypatch: Any, pause: Any) -> None:
+    """Each further question asked for the list again and failed, until all tasks on that Slurm had failed."""
+    with_list = []
+
+    class Launcher:
+        def __init__(self, place: JobPlace) -> None: ...
+
+        def read_all(self, offsets: dict[str, int], since: float | None) -> Look:
+            with_list.append(since is not None)
+            if since is not None and len(with_list) < 5:
+                raise LauncherUnreachableError("Slurm gave no answer within 60 s")
+            return Look({key: Seen("", 0, JobStatus(JobState.FINISHED, 0), None) for key in offsets}, "", [])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(board, "SlurmLauncher", Launcher)
+    pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
+    fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    assert with_list == [True, False]
+
+
 def test_the_look_at_slurm_is_in_nobodys_context(monkeypatch: Any, pause: Any) -> None:
     """Else what is said of all jobs is in the log of the task that came first."""
     task_of_log, seen = ContextVar("task_of_log", default=""), []

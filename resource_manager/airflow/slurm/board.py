@@ -57,7 +57,11 @@ class SlurmBoard(OnePerLoop):
                 wanted, self._wanted = self._wanted, {}
                 offsets = {key: offset for key, (offset, _) in wanted.items()}
                 publishes = time.monotonic() - self._published_at >= PUBLISH_EVERY_S
-                since = time.time() - KEPT_S if publishes else None
+                since = None
+                if publishes:
+                    since = time.time() - KEPT_S
+                    # Before the look: the next one must not ask for a list that takes too long again.
+                    self._published_at = time.monotonic()
                 found: Look | ResourceManagerError
                 try:
                     if launcher is None:
@@ -82,7 +86,6 @@ class SlurmBoard(OnePerLoop):
 
     async def _publish(self, seen: Look) -> None:
         """Let the manager know of the jobs; what is shown must not stop the watching."""
-        self._published_at = time.monotonic()
         try:
             await self._manager.call(lambda manager: manager.keep_slurm_jobs(seen.cluster, seen.records))
         except (ResourceManagerError, AirflowException) as error:
