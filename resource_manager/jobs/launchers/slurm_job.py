@@ -2,10 +2,10 @@
 
 `<root>/<key>/`, on the file system that login node and nodes share, has `script` (what Slurm runs), `run`
 (the command with its environment), `submitted` (Slurm's job id), `begun/` (made at once by the one job that
-may run), `log`, and `exit_code` once the command has ended. Slurm says what runs; the files say what became
-of it. A job of this name that is submitted a second time waits for the first (`--dependency=singleton`),
-finds `begun/` or the tombstone, and ends. The other files, and what the functions return and raise, are
-those of `jobs.directories`.
+may run), `log`, `exit_code` once the command has ended, and `record` (what is listed of a job that has).
+Slurm says what runs; the files say what became of it. A job of this name that is submitted a second time
+waits for the first (`--dependency=singleton`), finds `begun/` or the tombstone, and ends. The other files,
+and what the functions return and raise, are those of `jobs.directories`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def start(
             try:
                 slurm_script.write_program(root, key, command, environment, files, gpus)
                 job_files.write_file(os.path.join(directory, "about"), json.dumps(about))
+                job_files.write_file(os.path.join(directory, "record"), "")
                 ids.append(slurm.submit(key, directory, options, about.get("task_id", key)))
             except (OSError, ValueError, slurm.RejectedError) as error:
                 ending.remove(root, key)
@@ -189,19 +190,27 @@ def current(root: str, lease: str) -> dict[str, Any]:
     return {"key": f"{lease}{max(there) if there else max(ended, default=0) + 1}"}
 
 
-def _record(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str, Any] | None:
+def _record(root: str, key: str, queue: Sequence[Mapping[str, str]]) -> dict[str, Any] | None:
     """Return what is known of a job, None before it was submitted or without `about`.
 
     Raises `FileNotFoundError`.
     """
     directory = job_files.directory_of(root, key)
+    record_file = os.path.join(directory, "record")
+    exit_at = job_files.modified_at(os.path.join(directory, "exit_code"))
+    has_left = all(job["directory"] != directory for job in queue)
+    if has_left:  # as many have that nobody collects: asking Slurm for each takes longer than an answer may
+        with suppress(OSError, ValueError):
+            record_of, record = json.loads(job_files.text_of(record_file, job_files.LOG_CHUNK_BYTES))
+            if record_of == exit_at:  # else it was requeued and has ended once more
+                return dict(record)
     about = json.loads(job_files.text_of(os.path.join(directory, "about"), job_files.LOG_CHUNK_BYTES))
     found, began_at = _status(root, key, queue), ""
     if not about or found["slurm"] is None:
         return None
     with suppress(FileNotFoundError):
         began_at = job_files.text_of(os.path.join(directory, "begun", "at"))
-    return {
+    record = {
         **about,
         **found["slurm"],
         "source": "slurm",
@@ -211,6 +220,12 @@ def _record(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
         "started_at": slurm.time_of(began_at),
         "ended_at": None if found["state"] == "running" else found["ended_at"] or time.time(),
     }
+    if has_left and record["ended_at"] is not None:
+        # A new file might keep the folder from being removed now.
+        with suppress(OSError), open(record_file, "r+") as file:
+            file.write(json.dumps([exit_at, record]))
+            file.truncate()
+    return record
 
 
 def _note_ended(root: str, record: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Jobs on a real Slurm under faults and bad input, and texts of Slurm's versions."""
 
+import json
 import os
 import pwd
 import shutil
@@ -538,6 +539,34 @@ def test_the_end_of_another_job_that_got_the_same_number_is_not_the_job_s(tmp_pa
     (tmp_path / "jobs" / "k-1").mkdir(parents=True)
     (tmp_path / "jobs" / "k-1" / "submitted").write_text("71")
     assert launcher.status("k-1") == JobStatus(JobState.FINISHED, None)
+
+
+@pytest.mark.parametrize("exit_code", ["0", ""])
+def test_slurm_is_asked_once_for_a_job_that_has_ended(tmp_path, monkeypatch, exit_code):
+    """Some hundred of them took longer than an answer may, at each look of each triggerer."""
+    calls, sacct = tmp_path / "calls", "7|PREEMPTED|0:15|1795520736|gpu|k-1"
+    controller = 'if [ $2 = config ]; then echo "ClusterName = c"; else echo Invalid job id >&2; exit 1; fi'
+    for name, text in (("squeue", ""), ("scontrol", controller), ("sacct", f"echo '{sacct}'")):
+        path = stub(tmp_path / name, name, f"echo {name} $2 >> {calls}\n{text}")
+        monkeypatch.setenv("PATH", path)
+    launcher: Any = open_at(JobPlace("slurm"))
+    launcher.root = str(tmp_path / "jobs")
+    directory = tmp_path / "jobs" / "k-1"
+    directory.mkdir(parents=True)
+    (directory / "submitted").write_text("7")
+    (directory / "about").write_text(json.dumps({**ABOUT, "gpus": 1, "nodes": 1}))
+    (directory / "record").touch()
+    (directory / "exit_code").write_text(exit_code)
+    [first] = launcher.read_all({}, since=0.0).records
+    assert (first["state"], calls.read_text().count("show job\n")) == ("PREEMPTED", 0)
+    calls.write_text("")
+    assert launcher.read_all({}, since=0.0).records == [first]
+    assert "job" not in calls.read_text()
+    assert "sacct" not in calls.read_text()
+    os.utime(directory / "exit_code", (1.0, 1.0))  # somebody had it requeued
+    [again] = launcher.read_all({}, since=0.0).records
+    assert again["ended_at"] == 1.0
+    assert set(os.listdir(directory)) == {"submitted", "about", "record", "exit_code"}
 
 
 JOBS = {
