@@ -19,6 +19,9 @@ from resource_manager.manager.slurm_jobs import is_live
 KEPT_S = 30 * 86_400.0
 """Time for which jobs that have ended are told of."""
 
+COLLECTABLE_S = 86_400.0
+"""Time from a job's end for which it waits for a clear of its task, which goes on with it."""
+
 
 def publish(launcher: SlurmLauncher, manager: LeaseService) -> None:
     """Let the manager know of the jobs; raises `LauncherError` or what the manager raises."""
@@ -27,7 +30,7 @@ def publish(launcher: SlurmLauncher, manager: LeaseService) -> None:
 
 
 def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) -> list[Action]:
-    """End the jobs on Slurm of the Airflow with this id whose tasks have ended.
+    """End the jobs on Slurm of the Airflow with this id whose tasks have ended; remove old ones' files.
 
     What the manager was told of jobs is any caller's word: the login node says which there are, and of whom.
     """
@@ -39,7 +42,8 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
                 here = launcher.read_all({}, since=time.time() - KEPT_S).records
                 for job in _left_behind(here, states, instance):
                     launcher.stop(job["key"])
-                    detail = f"job {job['id']} on Slurm, as its task has ended"
+                    what = "job" if is_live(job) else "files of job"
+                    detail = f"{what} {job['id']} on Slurm, as its task has ended"
                     actions.append(Action(job["task_id"], job["task_id"], ActionKind.STOPPED, detail))
                 if {job["key"] for job in here}.isdisjoint(job["key"] for job in known):
                     # Another account has a folder of its own: its list would take the place of theirs.
@@ -57,12 +61,14 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
 
 
 def _left_behind(jobs: Sequence[SlurmJob], states: TaskStates, instance: str) -> list[SlurmJob]:
-    """Return the live jobs of tasks of that Airflow which have ended."""
-    live = {
-        identity: job
+    """Return the jobs of tasks of that Airflow which have ended: live ones, and old ones nobody collects."""
+    oldest = time.time() - COLLECTABLE_S
+    there = [
+        (identity, job)
         for job in jobs
-        if is_live(job)
+        if (job["ended_at"] is None or (job.get("uncollected") and job["ended_at"] < oldest))
         and (identity := TaskIdentity.from_labels(job["labels"])) is not None
         and identity.instance == instance
-    }
-    return [live[identity] for identity in live.keys() - states.unfinished(live)]
+    ]
+    unfinished = states.unfinished({identity for identity, _ in there})
+    return [job for identity, job in there if identity not in unfinished]

@@ -298,6 +298,8 @@ class SlurmJob(TypedDict):
     submitted_at: float | None
     started_at: float | None
     ended_at: float | None
+    uncollected: NotRequired[bool]
+    """Whether it has ended and its files are still on Slurm, for its task's next step."""
 
 
 class Summary(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -40,8 +41,8 @@ class States:
         return run_id == RUNS.run_id
 
 
-def job_of(identity: TaskIdentity, number: int, key: str = "") -> SlurmJob:
-    told = slurm_job(number, time.time(), labels=identity.labels)
+def job_of(identity: TaskIdentity, number: int, key: str = "", **more: object) -> SlurmJob:
+    told = slurm_job(number, time.time(), labels=identity.labels, **more)
     return {**told, "key": key or told["key"]}
 
 
@@ -79,6 +80,29 @@ def test_a_caller_has_no_job_ended_and_no_folder_removed_by_what_they_tell_of(
         manager.keep_slurm_jobs("c", [job_of(RUNS, 1)])
         slurm_records.end_left_behind(manager, States(), "here")
         assert stopped == []
+
+
+def test_files_that_nobody_collects_are_removed_a_day_after_the_end_of_a_job_whose_task_has_ended(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task's last try failed while the login node was away: until then a clear goes on with the job."""
+    ended: Any = {"ended_at": time.time() - 90_000.0}
+    jobs = [
+        job_of(RUNS, 1, **ended, uncollected=True),
+        job_of(GONE, 2, **ended, uncollected=True),
+        job_of(GONE, 3, **ended, uncollected=False),  # it was collected
+        job_of(GONE, 4, **ended),
+        job_of(GONE, 5, ended_at=time.time() - 80_000.0, uncollected=True),
+    ]
+    read_all = "resource_manager.jobs.slurm_records.SlurmLauncher.read_all"
+    monkeypatch.setattr(read_all, lambda *_, **__: Look({}, "c", jobs))
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", jobs)
+        [action] = slurm_records.end_left_behind(manager, States(), "here")
+        assert (stopped, action.detail) == (
+            ["gpu-k-1a2b3c4d-2"],
+            "files of job 2 on Slurm, as its task has ended",
+        )
 
 
 def test_an_account_in_whose_folder_no_such_job_is_leaves_the_list_of_jobs_as_it_is(

@@ -111,7 +111,7 @@ def read_all(root: str, offsets: Mapping[str, int], since: float | None) -> dict
         with suppress(FileNotFoundError, ValueError):  # it was removed just now, is not ours, or half written
             record = _record(root, key, queue)
             if record:
-                records[record["id"]] = record
+                records[record["id"]] = {**record, "uncollected": record["ended_at"] is not None}
     name = cluster().partition("/")[2]
     listed = [{**record, "cluster": name} for record in records.values()]
     return {"jobs": jobs, "cluster": name, "records": listed}

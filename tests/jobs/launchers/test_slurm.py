@@ -558,7 +558,7 @@ def test_slurm_is_asked_once_for_a_job_that_has_ended(tmp_path, monkeypatch, exi
     (directory / "record").touch()
     (directory / "exit_code").write_text(exit_code)
     [first] = launcher.read_all({}, since=0.0).records
-    assert (first["state"], calls.read_text().count("show job\n")) == ("PREEMPTED", 0)
+    assert (first["state"], first["uncollected"]) == ("PREEMPTED", True)
     calls.write_text("")
     assert launcher.read_all({}, since=0.0).records == [first]
     assert "job" not in calls.read_text()
@@ -567,6 +567,9 @@ def test_slurm_is_asked_once_for_a_job_that_has_ended(tmp_path, monkeypatch, exi
     [again] = launcher.read_all({}, since=0.0).records
     assert again["ended_at"] == 1.0
     assert set(os.listdir(directory)) == {"submitted", "about", "record", "exit_code"}
+    launcher.stop("k-1")
+    [collected] = launcher.read_all({}, since=0.0).records
+    assert not collected.get("uncollected")
 
 
 JOBS = {
