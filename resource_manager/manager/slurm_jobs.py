@@ -27,6 +27,10 @@ SOURCE = "slurm"
 INDEX = f"{SOURCE}/"
 """Name, no server can have it, of the record with the names of the clusters, and begin of those of theirs."""
 
+INDEX_EVERY_S = 3600.0
+"""Time between two writes of the names, which must not lapse before a cluster's jobs; not at each list of jobs,
+as each may lose a name that another watcher adds at that moment."""
+
 MAX_EXIT_CODE = 2**31 - 1
 """Clients read no answer with a number that is far larger."""
 
@@ -63,8 +67,9 @@ def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
         if len(names) >= MAX_CLUSTERS:
             text = "{cluster}: jobs of {} clusters are kept already, as many as can be at once"
             raise InvalidRequestError(text, MAX_CLUSTERS, field="cluster")
-        index = json.dumps([*names, cluster]).encode()
-        store.reports.put(INDEX, index, index, RECORD_TTL_S)
+    if cluster not in names or not store.reports.reports([INDEX]):
+        index = json.dumps([*dict.fromkeys([*names, cluster])]).encode()
+        store.reports.put(INDEX, index, index, INDEX_EVERY_S)
     record = JOBS.dump_json(list(jobs))
     store.reports.put(f"{INDEX}{cluster}", record, record, RECORD_TTL_S)
 

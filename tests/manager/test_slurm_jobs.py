@@ -82,6 +82,20 @@ def test_callers_fill_the_store_with_no_names_of_clusters():
     assert ids == {99, *range(1, MAX_CLUSTERS)} - {3}
 
 
+def test_the_jobs_of_a_cluster_are_kept_for_seven_days_whenever_it_was_first_told_of():
+    """Once the list of clusters had lapsed, the next watcher made one of its own cluster alone."""
+    began = now = 1e6
+    store = MemoryStore(clock=lambda: now)
+    for hour in range(200):
+        now = began + 3600.0 * hour
+        slurm_jobs.keep(store, "c", [slurm_job(1, now)])
+        if hour < 160:
+            slurm_jobs.keep(store, "d", [slurm_job(2, now)])
+    assert {job["id"] for job in slurm_jobs.jobs_on_slurm(store)} == {"1", "2"}
+    now += RECORD_TTL_S - 3600.0
+    assert {job["id"] for job in slurm_jobs.jobs_on_slurm(store)} == {"1"}
+
+
 def test_a_server_may_be_called_slurm():
     with GPUResourceManager.from_url("memory://", inventory=[replace(node("a"), name="slurm")]) as manager:
         manager.keep_slurm_jobs("c", [slurm_job(1, 1e6)])
