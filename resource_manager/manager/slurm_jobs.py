@@ -28,8 +28,8 @@ INDEX = f"{SOURCE}/"
 """Name, no server can have it, of the record with the names of the clusters, and begin of those of theirs."""
 
 INDEX_EVERY_S = 3600.0
-"""Time between two writes of the names, which must not lapse before a cluster's jobs; not at each list of jobs,
-as each may lose a name that another watcher adds at that moment."""
+"""Time between two writes of the names, which must not lapse before a cluster's jobs. Each write may lose a
+name that another watcher adds at that moment."""
 
 MAX_EXIT_CODE = 2**31 - 1
 """Clients read no answer with a number that is far larger."""
