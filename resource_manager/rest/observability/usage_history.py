@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from resource_manager.rest.answers import Trend
 from resource_manager.scheduling.accounting.lives import Lives
+from resource_manager.storage.clock import JUMP_S
 
 BIN_S = 60
 KEEP_S = 7 * 86_400
@@ -35,6 +36,10 @@ class UsageHistory:
 
     def advance(self, lives: Lives, now: float) -> None:
         """Count the time since the last change with the leases and the queue of then."""
+        if self._at is not None and now < self._at - JUMP_S:  # the store's clock was ahead, and was set back
+            self._at = now
+            for minute_ahead in [number for number in self.bins if number > now // BIN_S]:
+                del self.bins[minute_ahead]
         at = now if self._at is None else max(self._at, now - KEEP_S)
         while at < now:
             end = min((at // BIN_S + 1) * BIN_S, now)

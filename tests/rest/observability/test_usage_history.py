@@ -57,6 +57,17 @@ def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
     assert known == [(0, 50.0), (60, 25.0), (120, 0.0)]
 
 
+def test_time_is_counted_again_once_a_clock_that_was_ahead_is_set_back() -> None:
+    """No minute was counted until the time of then had come, and none of the waits was ever dropped."""
+    walked = Walked(Granted(lease("a", 4, START), START))
+    walked.series(1, START + 365 * 86_400)
+    for minute in range(11 * 1440):
+        walked.usage.note_wait(START + 60 * minute, 1.0)
+        series = walked.series(0.1, START + 60 * minute)
+    assert series["allocated"] == [50.0] * 5 + [None]
+    assert len(walked.usage.bins) == 7 * 1440 + 1
+
+
 def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
     waits = list(enumerate((10.0, 30.0)))
     walked = Walked(
