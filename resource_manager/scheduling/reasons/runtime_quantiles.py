@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 
-from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
+from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Outcome, Released
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import is_hold
 from resource_manager.core.runtimes import (
@@ -221,7 +221,7 @@ class RunWalk:
         if isinstance(change, Granted):
             lease = change.lease
             self._going[lease.fencing_token] = lease, self.model.estimate(lease.request)
-        elif isinstance(change, Released | Expired):
+        elif isinstance(change, Released | Expired | MembersReleased):  # what is left then ends like that
             going = self._going.pop(change.fencing_token, None)
             if going is None or not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
                 return

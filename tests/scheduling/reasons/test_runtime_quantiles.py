@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from itertools import islice, product
 
 import pytest
 
-from resource_manager.core.changes import Granted, Released
+from resource_manager.core.changes import Granted, MembersReleased, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.scheduling.reasons.runtime_quantiles import (
     MAX_CLASSES,
@@ -159,6 +160,15 @@ def walked(*runs: tuple[Request, float]) -> RuntimeModel:
         walk.add(Granted(Lease(request, (Placement("a", (0,)),), token, 0.0), 0.0))
         walk.add(Released(request.lease_id, token, seconds, "SUCCESS"))
     return walk.model
+
+
+def test_a_service_that_runs_for_months_keeps_no_gang_whose_members_have_ended_one_by_one() -> None:
+    walk, members = RunWalk(RuntimeModel()), (Placement("a", (0,)), Placement("b", (0,)))
+    for token in range(1, 4):
+        walk.add(Granted(Lease(Request("a gang", 1, nodes=2), members, token, 0.0), 0.0))
+        for rank in (1, 0):
+            walk.add(MembersReleased("a gang", token, (rank,), 60.0, "SUCCESS"))
+    assert b"a gang" not in pickle.dumps(walk)
 
 
 def test_what_was_left_of_a_job_that_was_preempted_is_no_runtime() -> None:
