@@ -56,7 +56,8 @@ REQUEST_NAMES = {
 }
 """Names of a `Request` and its utility -> those of a `Demand`."""
 
-_FIELDS = {name: field for field, name in _SHARED.items() if name not in {"resources", "utility", "ttl"}}
+_OTHERS = {"lease_id", "resources", "utility", "ttl"}
+_FIELDS = {name: field for field, name in _SHARED.items() if name not in _OTHERS}
 """Fields of a `Demand` -> those of a `Request` with the same default; the others need a look at more."""
 
 _KINDS: dict[str, Callable[[Any], object]] = {
@@ -118,6 +119,7 @@ def build_request(
             raise errors.InvalidRequestError(text, most_cpus, demand.cpus)
         prefer, server = demand.prefer_server, demand.server
         request = Request(
+            demand.lease_id,  # given or not: that of a question has a default
             resources={**demand.resources, "cpus": demand.cpus},
             preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
             required_node=None if server is None else server_name(cluster, server, "server"),

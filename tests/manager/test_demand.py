@@ -22,6 +22,7 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.requests import build_request, checked, gpu_range
+from resource_manager.rest.schemas import ExplainQuery
 from tests.builders import granted_lease, nodes, redefine
 from tests.redis_server import RedisServer
 
@@ -295,10 +296,10 @@ def test_numbers_of_numpy_are_numbers_and_its_truth_values_none() -> None:
 
 def test_what_a_demand_leaves_out_is_as_if_its_defaults_were_given() -> None:
     cluster = ClusterState(BUILT_IN)
-    short = Demand.of("a", 2, 1)
-    full = Demand.model_validate({name: getattr(short, name) for name in Demand.model_fields})
-    assert len(full.model_fields_set) == len(Demand.model_fields)
-    assert build_request(short, cluster) == build_request(full, cluster)
+    for short in (Demand.of("a", 2, 1), ExplainQuery(gpus=2, cpus=1)):
+        full = Demand.model_validate({name: getattr(short, name) for name in Demand.model_fields})
+        assert len(full.model_fields_set) == len(Demand.model_fields)
+        assert build_request(short, cluster) == build_request(full, cluster)
 
 
 def test_values_that_a_demand_gives_reach_the_request_in_its_types() -> None:
