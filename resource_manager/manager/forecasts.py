@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
@@ -230,8 +230,11 @@ def _wait_s(at: float | None, now: float) -> float:
 
 
 def kept_record(store: Store) -> EstimateRecord:
-    found = store.reports.records([RECORD]).get(RECORD)
-    return EstimateRecord() if found is None else RECORDS.validate_json(found)
+    """Return what is kept of estimates; nothing of a form that a newer service beside this one writes."""
+    found = store.reports.records([RECORD]).get(RECORD, b"")
+    with suppress(ValidationError):
+        return RECORDS.validate_json(found)
+    return EstimateRecord()
 
 
 class Forecasts:

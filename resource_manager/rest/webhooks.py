@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import TypeAdapter
 
 from resource_manager.core import changes, lease_limits
 from resource_manager.core.cluster import ClusterState
@@ -79,6 +80,10 @@ class Cursor:
     until: float = 0.0
     failed: int = 0
     next_at: float = 0.0
+
+
+CURSORS = TypeAdapter(Cursor)
+"""It passes over a field that a newer service beside this one has added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +362,7 @@ def _cursor(store: Store, name: str) -> Cursor | None:
 
 def _cursors(store: Store, names: Iterable[str]) -> dict[str, Cursor]:
     found = store.reports.records(list(names))
-    return {name: Cursor(**json.loads(text)) for name, text in found.items()}
+    return {name: CURSORS.validate_json(text) for name, text in found.items()}
 
 
 def _keep(store: Store, name: str, cursor: Cursor) -> None:

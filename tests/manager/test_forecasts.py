@@ -288,6 +288,21 @@ def test_an_outcome_that_was_kept_before_names_were_is_called_by_its_id(
     assert started["name"] == started["task_id"] == "waits"
 
 
+@pytest.mark.parametrize(
+    "kept", [b'{"version": 1, "new": 1}', b'{"version": 1, "coverage": {"later": [0, 0, 1, "new"]}}']
+)
+def test_a_newer_service_beside_this_one_may_keep_estimates_in_another_form(
+    manager: GPUResourceManager, kept: bytes
+) -> None:
+    """As in an upgrade of one service after the other."""
+    manager.store.reports.put(forecasts.RECORD, b"{}", kept, 1.0)
+    manager.allocate("train", 8, expected_runtime=600)
+    manager.submit("waits", 8)
+    [entry] = manager.queue()
+    assert entry["estimated_start"]["at"] is not None
+    assert manager.estimates()["started"] == []
+
+
 @pytest.mark.parametrize("walked", [2, 5])
 def test_a_service_that_starts_knows_what_tasks_took_that_were_granted_lately(
     manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: int

@@ -172,6 +172,28 @@ def test_an_address_that_fails_is_tried_again_later_and_keeps_nothing_from_other
     assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 0}
 
 
+def test_a_newer_service_beside_this_one_may_have_added_to_what_is_kept_of_an_address(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an upgrade of one service after the other: metrics and pages of the older one failed."""
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["quarantined"], "to": hook.url})
+    quarantine(manager, clock, "first")
+    put = manager.store.reports.put
+
+    def put_more(name: str, report: bytes, record: bytes, ttl_s: float) -> None:
+        put(name, report, json.dumps({**json.loads(record), "new": 1}).encode(), ttl_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manager.store.reports, "put", put_more)
+        sender(manager).send()
+    notices = manager.read(lambda cluster, now: cluster.settings.notices)
+    assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 0}
+    quarantine(manager, clock, "second")
+    sender(manager).send()
+    assert [event["subject"].split()[0] for event in hook.events] == ["first", "second"]
+
+
 def test_pages_say_that_an_address_takes_no_notices(hook: Hook) -> None:
     clock = Clock()
     manager = manager_of(clock, {"on": ["quarantined"], "to": hook.url})
