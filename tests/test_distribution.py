@@ -285,5 +285,6 @@ def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(
         run_id = stack.run("train_on_a_gpu")
         assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of gpu-a"
         run_id = stack.run("gpu_reconcile")
-        assert stack.api.xcom("gpu_reconcile", run_id, "reconcile") == {"actions": [], "other_instances": 0}
+        log = stack.api.log("gpu_reconcile", run_id, "reconcile")
+        assert "every lease of this Airflow belongs to an unfinished task" in log
         assert_loaded_once(stack.api)

@@ -206,7 +206,10 @@ def test_a_reconciliation_tells_each_action_once(manager, instance, monkeypatch,
     operator = operator_module.GPUReconcileOperator(task_id="reconcile")
     said = said_by(operator)
     with instance("production"), caplog.at_level("INFO", "resource_manager.jobs.reconcile"):
-        [action] = operator.execute({"ti": TASK})["actions"]
+        done = operator.execute({"ti": TASK})
+        assert done is not None
+        [action] = done["actions"]
+        assert operator.execute({"ti": TASK}) is None, "a run without an action leaves no XCom"
     line = f"{action['action']} {action['name']}: {action['detail']}"
     assert [*caplog.messages, *said].count(line) == 1, "Airflow's log of a task has both"
 
