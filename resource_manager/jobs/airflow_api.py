@@ -11,6 +11,7 @@ import httpx
 
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_in_variable
+from resource_manager.jobs.http_client import HttpClient
 from resource_manager.jobs.task_identity import TaskIdentity, runs_and_tasks
 from resource_manager.manager.answer_words import duration
 
@@ -40,7 +41,7 @@ class AirflowTaskStates:
             raise InvalidRequestError("{airflow_url} must begin with http:// or https://, got {!r}", url)
         if user is not None and password is None:
             raise InvalidRequestError("{airflow_password} is missing: {airflow_user} is {!r}", user)
-        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
+        self._http = HttpClient(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
         self._login = None if user is None else {"username": user, "password": password}
         if token is not None:
             self._http.headers["Authorization"] = f"Bearer {token}"

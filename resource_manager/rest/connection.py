@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-import ssl
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
@@ -16,6 +15,7 @@ from weakref import WeakSet
 import httpx
 
 from resource_manager.errors import InvalidRequestError, redact
+from resource_manager.jobs.http_client import HttpClient, is_caused_by
 from resource_manager.rest.answers import Page, check, harmless
 from resource_manager.rest.client_errors import ServiceBusyError, ServiceUnavailableError, error_of
 
@@ -41,12 +41,6 @@ WRONG_URL = "its scheme, host or port is wrong"
 PAGE = 1000
 
 T = TypeVar("T")
-
-
-@cache
-def _trusted_authorities() -> ssl.SSLContext:
-    """Return the certificate authorities that clients trust; reading them takes longer than many requests."""
-    return httpx.create_ssl_context()
 
 
 class Clock(Protocol):
@@ -93,11 +87,10 @@ class ServiceConnection:
                 raise ValueError(WRONG_URL)
             text = "no way to {} by the environment (HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE): {}"
             self._open = partial(
-                httpx.Client,
+                HttpClient,
                 base_url=base,
                 headers=headers,
                 timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
-                verify=_trusted_authorities(),
                 transport=transport,
             )
             self.client = self._open()
@@ -160,7 +153,8 @@ class ServiceConnection:
                     has_said = True
                     logger.warning("%s has too many calls; asking again in %.1f s", self.url, pause_s)
             except httpx.ConnectError as error:
-                if not _is_refused(error) or self._clock.monotonic() >= began + self._connect_timeout_s:
+                is_refused = is_caused_by(error, ConnectionRefusedError)  # so the request was not sent
+                if not is_refused or self._clock.monotonic() >= began + self._connect_timeout_s:
                     raise
             self._clock.sleep(pause_s)
 
@@ -239,12 +233,3 @@ def _elsewhere(response: httpx.Response) -> str:
     """Return where a redirection leads, without its query; empty for another answer."""
     place = response.headers.get("Location", "") if response.is_redirect else ""
     return f" and leads to {harmless(redact(place))}" if place else ""
-
-
-def _is_refused(error: BaseException | None) -> bool:
-    """Return True if no process listened on the address, so that the request was not sent."""
-    while error is not None:
-        if isinstance(error, ConnectionRefusedError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -12,6 +12,7 @@ import httpx
 
 from resource_manager.core.cluster_settings import SignOn
 from resource_manager.errors import SettingsError, how_to_install
+from resource_manager.jobs.http_client import HttpClient
 from resource_manager.manager.cluster_file.sign_on import LOOPBACK_NAMES
 from resource_manager.rest.answers import harmless
 from resource_manager.rest.problems import ProblemError
@@ -46,7 +47,7 @@ class Provider:
         self.sign_on = sign_on
         self._secret = secret
         self._clock = clock
-        self._http = httpx.Client(timeout=TIMEOUT_S, headers={"Accept": "application/json"})
+        self._http = HttpClient(timeout=TIMEOUT_S, headers={"Accept": "application/json"})
         self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
         self._turns = threading.Semaphore(MAX_AT_ONCE)
 
