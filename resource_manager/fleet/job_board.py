@@ -138,7 +138,8 @@ class JobBoard:
         places = {key: _place_of(lease, rank) for key, lease, rank in wanted}
         output = [{**each, **places.get(each["key"], {})} for each in self._questions(server)]
         tokens = [lease["fencing_token"] for lease in seen.unplaced]
-        known = hashlib.sha256(json.dumps([items, output, tokens]).encode()).hexdigest()[:16]
+        orders_alone = [_without_time(item) for item in items]
+        known = hashlib.sha256(json.dumps([orders_alone, output, tokens]).encode()).hexdigest()[:16]
         answer: JobsAnswer = {
             "server": server,
             "incarnation": self._manager.store.incarnation,
@@ -304,6 +305,11 @@ def _place_of(lease: Allocation, rank: int) -> dict[str, Any]:
         if member["rank"] == rank:
             return {"place": {name: stored[name] for name in ("machine", "folder", "mark")}}
     return {}
+
+
+def _without_time(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the item without the grace that is left of a preemption: no question would be held in it."""
+    return {**item, "grace_s": None} if item["want"] == "preempt" else item
 
 
 def _is_left(lease: Allocation, run: Mapping[str, Any] | None) -> bool:

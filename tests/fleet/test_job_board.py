@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.jobs import job_preemption
 from resource_manager.jobs.launchers import job_key, walls
 from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
 from resource_manager.storage.jobs import MAX_BYTES_OF_CALLER, JobRow, TooManyJobsError, job_name, order_name
@@ -449,6 +451,21 @@ def test_a_preempted_job_is_told_and_its_request_waits_again(fleet: Fleet) -> No
     assert [lease["task_id"] for lease in fleet.manager.leases()] == ["urgent"]
     assert [entry["task_id"] for entry in fleet.manager.queue()] == ["t"]
     assert fleet.manager.stored_jobs.job("t", "ada") == JOB
+
+
+def test_an_agent_is_not_answered_again_and_again_while_a_job_has_its_grace(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_preemption, "time", SimpleNamespace(time=lambda: fleet.clock.now))
+    lease = fleet.submit("t", preempt_grace=600)
+    fleet.report(run(job_key("t", lease["fencing_token"])))
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t")
+    first = fleet.board.jobs("gpu-a")
+    fleet.clock.now += 1
+    second = fleet.board.jobs("gpu-a", first["known"])
+    assert [answer["jobs"][0]["grace_s"] for answer in (first, second)] == [600.0, 599.0]
+    assert second["known"] == first["known"], "so that the question is kept open"
 
 
 def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
