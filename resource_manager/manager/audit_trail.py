@@ -60,6 +60,7 @@ class AuditTrail:
             if newest.incarnation == state or _is_restored(manager):
                 stored = max(stored, newest)
         self._incarnation, self._version = stored.incarnation, stored.version
+        self._is_stored = True
 
     def follow(self) -> int:
         """Write what changed since the last call and return the number of changes."""
@@ -83,17 +84,25 @@ class AuditTrail:
                 last, is_known = entry["version"], not is_earlier
             if lines:
                 self._write(lines)
-                self._store_cursor(incarnation, last)
+                self._move_to(incarnation, last)
         if incarnation != self._incarnation:  # a state without a history begins where it is
-            self._store_cursor(incarnation, now_at)
+            self._move_to(incarnation, now_at)
+        if not self._is_stored:
+            self._store_cursor()
         return written
 
-    def _store_cursor(self, incarnation: str, version: int) -> None:
+    def _move_to(self, incarnation: str, version: int) -> None:
+        """Go on from there, also with a cursor that cannot be written: else each look repeats its lines."""
+        self._incarnation, self._version, self._is_stored = incarnation, version, False
+        with suppress(OSError):  # the end of `follow` tries again, and tells
+            self._store_cursor()
+
+    def _store_cursor(self) -> None:
         with replacing(self._cursor, 0o600) as stream:
-            stream.write(json.dumps(_Cursor(incarnation, version, self._place)._asdict()))
+            stream.write(json.dumps(_Cursor(self._incarnation, self._version, self._place)._asdict()))
             stream.flush()
             os.fsync(stream.fileno())
-        self._incarnation, self._version = incarnation, version
+        self._is_stored = True
 
 
 def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> AuditTrail:

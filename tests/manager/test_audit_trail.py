@@ -202,6 +202,23 @@ def test_a_failed_write_is_made_up_for(manager: GPUResourceManager, tmp_path: Pa
     assert versions(tmp_path / "audit.jsonl") == [1, 2, 3, 4]
 
 
+def test_a_cursor_that_cannot_be_written_repeats_no_line_and_stops_no_trail(
+    manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    """As on a full disk, where the audit itself is on another one."""
+    file, full = tmp_path / "audit.jsonl", tmp_path / "full"
+    trail = AuditTrail(manager, FileWriter(file), full / "cursor")
+    for tasks, last in ((300, 600), (1, 602), (0, 602)):
+        pairs(manager, tasks, f"{tasks}-")
+        with pytest.raises(OSError, match="No such file"):
+            trail.follow()
+        assert versions(file) == list(range(1, last + 1)), "more than a page, each line once"
+    full.mkdir()
+    assert trail.follow() == 0
+    AuditTrail(manager, FileWriter(file), full / "cursor").follow()
+    assert versions(file) == list(range(1, 603)), "the cursor was made up for"
+
+
 def test_a_place_that_cannot_be_written_is_refused_at_once(
     manager: GPUResourceManager, tmp_path: Path
 ) -> None:
