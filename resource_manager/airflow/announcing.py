@@ -74,6 +74,13 @@ def tasks_to_come(dag_run: Any) -> list[TaskToCome]:
     return found[:MAX_OF_RUN]
 
 
+def connections_of(dag: Any) -> set[str]:
+    """Return the connections by which tasks of a DAG ask, as far as it says; not every event has its DAG."""
+    tasks = () if dag is None else dag.tasks
+    named = (_arguments_of(task, dag).get("gpu_conn_id") for task in tasks)
+    return {each for each in named if isinstance(each, str) and is_literal(each)}
+
+
 def announce(
     manager: LeaseService, instance: str, dag_id: str, run_id: str, tasks: Iterable[TaskToCome]
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
@@ -17,8 +17,8 @@ from typing import Any
 from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from resource_manager.airflow.announcing import announce, tasks_to_come
-from resource_manager.airflow.hook import GPUManagerHook
+from resource_manager.airflow.announcing import announce, connections_of, tasks_to_come
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.task_results import drop_collected, drop_end
 from resource_manager.core.announced import run_of
 from resource_manager.jobs import reconcile
@@ -126,7 +126,7 @@ def _task_ended(task_instance: Any) -> None:
             _end(manager, entry, ended.by)
         drop_end(ended)  # no try will collect it
 
-    _thread().submit(_safely, end)
+    _thread().submit(_safely, end, NOT_RELEASED, lambda: [_connection_of(identity)])
 
 
 def _row_id(identity: TaskIdentity) -> str:
@@ -136,8 +136,19 @@ def _row_id(identity: TaskIdentity) -> str:
     """
     from airflow.models.taskinstance import TaskInstance  # with what workers do not load
 
-    of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
-    return str(_stored(TaskInstance.id, of_task) or "")
+    return str(_stored(TaskInstance.id, _columns_of(identity)) or "")
+
+
+def _connection_of(identity: TaskIdentity) -> str:
+    """Return the connection by which the task's newest try asked; the default one for a task without any."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+
+    rendered = _stored(RenderedTaskInstanceFields.rendered_fields, _columns_of(identity)) or {}
+    return rendered.get("gpu_conn_id") or DEFAULT_CONNECTION
+
+
+def _columns_of(identity: TaskIdentity) -> dict[str, Any]:
+    return {name: value for name, value in asdict(identity).items() if name != "instance"}
 
 
 def _stored(column: Any, of: Mapping[str, Any]) -> Any:
@@ -152,7 +163,7 @@ def _run_ended(dag_run: Any) -> None:
     if str(dag_run.state) not in ENDED_RUN_STATES:  # a user has marked it, and teardowns are left
         return
     dag_id, run_id, has_succeeded = dag_run.dag_id, dag_run.run_id, str(dag_run.state) == "success"
-    clears = dag_run.clear_number
+    clears, dag = dag_run.clear_number, dag_run.dag
 
     def end(manager: LeaseService) -> None:
         from airflow.models.dagrun import DagRun
@@ -170,7 +181,7 @@ def _run_ended(dag_run: Any) -> None:
             run = run_of(TaskIdentity(instance_id(), dag_id, run_id, "any").lease_id)
             manager.withdraw(run=run, reason="the run has ended")
 
-    _thread().submit(_safely, end)
+    _thread().submit(_safely, end, NOT_RELEASED, lambda: sorted({DEFAULT_CONNECTION, *connections_of(dag)}))
 
 
 def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
@@ -180,14 +191,27 @@ def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
 
 
 def finish() -> None:
-    """Wait for the work that was submitted so far, and drop the manager: the next event opens another."""
+    """Wait for the work that was submitted so far, and drop the managers: the next event opens others."""
     _thread().submit(_hook.cache_clear).result()
 
 
-def _safely(act: Callable[[LeaseService], None], missed: str = NOT_RELEASED) -> None:
+def _safely(
+    act: Callable[[LeaseService], None],
+    missed: str = NOT_RELEASED,
+    over: Callable[[], Iterable[str]] = lambda: [DEFAULT_CONNECTION],
+) -> None:
+    """Act over each connection that `over` finds."""
     try:
-        _hook().ask(act)
+        for conn_id in over():
+            _ask(conn_id, act, missed)
     except Exception as error:
+        logger.warning("%s: %s", missed, error)
+
+
+def _ask(conn_id: str, act: Callable[[LeaseService], None], missed: str) -> None:
+    try:
+        _hook(conn_id).ask(act)
+    except Exception as error:  # the other connections are asked all the same
         logger.warning("%s: %s", missed, error)
 
 
@@ -197,5 +221,5 @@ def _thread() -> ThreadPoolExecutor:
 
 
 @cache
-def _hook() -> GPUManagerHook:
-    return GPUManagerHook()
+def _hook(conn_id: str) -> GPUManagerHook:
+    return GPUManagerHook(conn_id)

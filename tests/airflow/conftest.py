@@ -162,22 +162,30 @@ def empty_database(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rows(empty_database):
-    """Return rows(identity, id): Airflow's database has that task instance, with this id."""
+    """Return rows(identity, id): Airflow's database has that task instance, with this id.
+
+    With `rendered` it has what the templates of the task gave, too.
+    """
     from airflow.models import import_all_models
     from airflow.models.dagrun import DagRun
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
     from airflow.models.taskinstance import TaskInstance
 
     import_all_models()  # with the tables that these refer to
     table = TaskInstance.__table__
     table.create(empty_database)
     DagRun.__table__.create(empty_database)
+    fields = RenderedTaskInstanceFields.__table__
+    fields.create(empty_database)
 
-    def add(identity, row_id):
+    def add(identity, row_id, rendered=None):
         of_task = {name: value for name, value in asdict(identity).items() if name != "instance"}
         is_text = type(table.c.id.type).__name__ != "Uuid"  # as in Airflow 3.0
-        of_task["id"] = str(row_id) if is_text else row_id
+        key = {"id": str(row_id) if is_text else row_id}
         with empty_database.begin() as connection:
-            connection.execute(table.insert().values(**of_task, pool="default_pool", pool_slots=1))
+            connection.execute(table.insert().values(**of_task, **key, pool="default_pool", pool_slots=1))
+            if rendered is not None:
+                connection.execute(fields.insert().values(**of_task, rendered_fields=rendered))
 
     return add
 

@@ -68,7 +68,7 @@ TASK = SimpleNamespace(
     state="failed",
     xcom_push=lambda key, value: None,
 )
-RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="success", clear_number=0)
+RUN = SimpleNamespace(dag_id="etl", run_id="nightly", state="success", clear_number=0, dag=None)
 FAILED = SimpleNamespace(**{**vars(RUN), "state": "failed"})
 
 

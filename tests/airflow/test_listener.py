@@ -1,8 +1,11 @@
-"""What the listener prepares as a component of Airflow starts."""
+"""What the listener prepares as a component of Airflow starts, and by which connections it ends leases."""
 
+import json
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +17,17 @@ with warnings.catch_warnings():
     from airflow.sdk import DAG, BaseOperator
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    from resource_manager.airflow import gpu_lease, listener
+    from resource_manager.airflow import GPUAllocateOperator, gpu_lease, listener
+
+from resource_manager import GPUResourceManager
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.cluster_file.servers import default_inventory
+
+TASK = TaskIdentity("production", "etl", "nightly", "train")
+ENDED = SimpleNamespace(
+    dag_id="etl", run_id="nightly", task_id="train", map_index=-1, id=UUID(int=1), state="failed"
+)
+CONNECTIONS = ("gpu_manager_default", "gpu_b", "gpu_c")
 
 
 class BuiltAtFirstRequest:
@@ -79,3 +92,52 @@ def test_a_task_whose_lease_cannot_be_read_goes_on(caplog):
     task_instance = Unanswered.model_construct(**fields)
     listener.on_task_instance_running(previous_state=None, task_instance=task_instance)
     assert caplog.messages == ["the process of this task is not known as one of its gpu_lease: no answer"]
+
+
+@pytest.fixture
+def stores(embedded_redis, monkeypatch):
+    """Managers on the stores of three connections, each with a lease under the id of the task."""
+    monkeypatch.setenv("GPU_MANAGER_INSTANCE", TASK.instance)
+    opened = {}
+    for conn_id in CONNECTIONS:
+        url = embedded_redis.fresh_url()
+        connection = {"conn_type": "gpu_manager", "host": url}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+        opened[conn_id] = GPUResourceManager.from_url(url, inventory=default_inventory())
+    listener.finish()
+    yield opened
+    listener.finish()
+    for manager in opened.values():
+        manager.close()
+
+
+def allocate(stores, **labels):
+    for manager in stores.values():
+        manager.submit(TASK.lease_id, 2, 1, ttl=60, labels={**TASK.labels, **labels})
+
+
+def kept_by(stores):
+    listener.finish()
+    return {conn_id for conn_id, manager in stores.items() if manager.leases()}
+
+
+@pytest.mark.parametrize("rendered", [{"gpu_conn_id": "gpu_b"}, {"bash_command": "true"}, None])
+def test_the_lease_of_a_task_is_ended_by_the_connection_by_which_the_task_asked(stores, rows, rendered):
+    allocate(stores)
+    rows(TASK, ENDED.id, rendered)
+    listener.on_task_instance_failed(None, ENDED, "marked by a user")
+    asked_by = (rendered or {}).get("gpu_conn_id", "gpu_manager_default")
+    assert kept_by(stores) == {*CONNECTIONS} - {asked_by}
+
+
+def test_the_leases_of_a_run_are_ended_by_each_connection_that_its_dag_names(stores, rows, caplog):
+    """One that cannot be opened keeps the others from nothing."""
+    with DAG("etl") as dag:
+        for number, conn_id in enumerate(["gpu_away", "gpu_b", "{{ params.store }}"]):
+            GPUAllocateOperator(task_id=f"t{number}", gpus=2, gpu_conn_id=conn_id)
+    allocate(stores, scope="run")
+    run = SimpleNamespace(dag_id="etl", run_id="nightly", state="success", clear_number=0, dag=dag)
+    listener.on_dag_run_success(run, "it is over")
+    assert kept_by(stores) == {"gpu_c"}
+    [said] = [message for message in caplog.messages if "not released here" in message]
+    assert "gpu_away" in said

@@ -61,7 +61,7 @@ def reconcile_dag(
 
     :param dag_id: id of the DAG.
     :param schedule: interval between two runs, or any schedule of Airflow.
-    :param gpu_conn_id: connection of type `gpu_manager`.
+    :param gpu_conn_id: connection of type `gpu_manager`; each that leads to another store needs a DAG.
     :param arguments: further arguments of `DAG`; they override those set here.
     """
     settings: dict[str, Any] = {
