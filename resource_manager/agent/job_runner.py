@@ -163,8 +163,8 @@ class AgentJobs:
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                     self._pruned_at = time.monotonic()
                     self._prune()
-            except (OSError, RuntimeError) as error:  # a full disk, a folder that is gone, no more threads
-                self._say(f"its jobs cannot be seen: {error}")
+            except Exception as error:  # a full disk, a folder that is gone, no more threads, no memory
+                self._say(f"its jobs cannot be seen: {str(error) or type(error).__name__}")
                 self._stop.wait(10 * TICK_S)
 
     def _converge(self) -> None:
@@ -196,8 +196,9 @@ class AgentJobs:
             done["began"] = self._act(key, want, item)
         except job_files.RefusedError as error:
             done.update(error=str(error)[:400], refusal=type(error).__name__)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            done.update(error=str(error)[:400], refusal="", again_at=time.monotonic() + AGAIN_S)
+        except Exception as error:
+            reason = str(error)[:400] or type(error).__name__
+            done.update(error=reason, refusal="", again_at=time.monotonic() + AGAIN_S)
         with suppress(OSError):  # it has none, or has put something else there
             done["walls"] = as_reason(job_files.text_of(self._walls_file(key)))
         with self._lock:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from resource_manager import __version__
 from resource_manager.agent.job_runner import AgentJobs
-from resource_manager.agent.sending import NoAnswerError, ReportRefusedError, ReportSender, spread
+from resource_manager.agent.sending import NoAnswerError, ReportSender, spread
 
 WAIT_S = 45.0
 """Time for which the service holds the question while nothing changes; each costs it what a report does.
@@ -75,8 +75,8 @@ class JobPoll:
             try:
                 self._round()
                 pause_s, trouble = self._first_pause_s, ""
-            except ReportRefusedError as error:
-                trouble = str(error)
+            except Exception as error:  # of memory, too: else this server reports, and begins no job any more
+                trouble = str(error) or type(error).__name__
                 self._again.wait(pause_s * (0.5 + spread.random()))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             if trouble and trouble != self._trouble:

@@ -573,3 +573,31 @@ def test_output_is_read_by_parts_and_from_the_end(service: Service) -> None:
     service.wait(key, state="finished")
     assert service.jobs.output(key, 4)["text"] == "two\n"
     assert service.jobs.output(key, -6)["text"] == "e\ntwo\n"
+
+
+def lacking_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def test_a_job_is_seen_and_starts_once_there_is_memory_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    service, key = Service(opened(say=said.append)), job_key("t", 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(job_states, "status", lacking_memory)
+        service.say(service.run(key, "exit 3"))
+        wait_for(lambda: said == ["its jobs cannot be seen: MemoryError"])
+    assert service.wait(key, state="finished")["exit_code"] == 3
+
+
+def test_a_start_for_which_there_is_no_memory_is_told_and_tried_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "AGAIN_S", 0.0)
+    key = job_key("t", 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(starting, "prepare", lacking_memory)
+        service.say(service.run(key, "exit 3"))
+        service.wait(key, error="MemoryError")
+    assert service.wait(key, state="finished")["exit_code"] == 3

@@ -90,6 +90,27 @@ def test_behind_a_proxy_that_gives_up_sooner_it_asks_for_a_shorter_time(
     assert service.waits == [WAIT_S, SHORT_WAIT_S]
 
 
+class LargeService(FailingService):
+    """Service whose first answer is larger than the memory that the jobs have left."""
+
+    def ask(self, *call: Any, **how: Any) -> Mapping[str, Any]:
+        if self.count == 0:
+            self.count += 1
+            raise MemoryError
+        return super().ask(*call, **how)
+
+
+@pytest.mark.parametrize("service", [LargeService()])
+def test_an_agent_that_lacked_memory_for_a_while_asks_again(
+    service: FailingService, poll: JobPoll, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it reports on, its server takes leases, and no job of them begins or is ended."""
+    wait_for(lambda: service.count == 1)
+    poll.ask_again()
+    wait_for(lambda: service.count == 2)
+    assert capsys.readouterr().out == "MemoryError\n"
+
+
 class DisagreeingServices(FailingService):
     """Two services that are asked in turn and see the jobs of a server differently."""
 
