@@ -186,14 +186,15 @@ def bury(root: str, key: str, grace_s: float, terminate: Callable[[str, str, flo
 
 
 def remove(root: str, key: str) -> None:
-    """Remove the files of a job that is gone, with its own directory if it has succeeded."""
-    directory = job_files.directory_of(root, key)
-    with suppress(OSError):  # the job put something else there
-        if job_files.number_in(directory, "exit_code") == 0:  # nothing has to go on from there
-            own = job_files.own_directory_of(root, key)
-            others = (name for name in job_files.jobs_in(root) if name != key)
-            if own not in (job_files.own_directory_of(root, name) for name in others):
+    """Remove the files of a job that is gone, with its own directory if it has succeeded or saved nothing."""
+    directory, own = job_files.directory_of(root, key), job_files.own_directory_of(root, key)
+    others = (name for name in job_files.jobs_in(root) if name != key)
+    with suppress(OSError):  # the job put something else there, or has something to go on from
+        if own not in (job_files.own_directory_of(root, name) for name in others):
+            if job_files.number_in(directory, "exit_code") == 0:
                 shutil.rmtree(own, ignore_errors=True)
+            else:
+                os.rmdir(own)
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(FileNotFoundError):
         os.unlink(job_files.told_file_of(root, key))

@@ -53,6 +53,25 @@ def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
     assert launcher.logs("j", offset)[:2] == ("", offset)
 
 
+@pytest.mark.parametrize(("saves", "left"), [("", []), ("touch $GPU_JOB_DIR/saved;", ["gpu-j-0"])])
+def test_the_own_directory_of_a_job_that_failed_stays_where_it_saved_something(
+    launcher, tmp_path, saves, left
+):
+    """A lease's id has that of its run: nothing would go on from an empty one, and nothing remove it."""
+    launcher.start(Job("gpu-j-0-1", ("/bin/sh", "-c", f"{saves} exit 3")))
+    wait_until_ended(launcher, "gpu-j-0-1")
+    launcher.stop("gpu-j-0-1")
+    assert [directory.name for directory in (tmp_path / "kept").iterdir()] == left
+
+
+def test_a_job_keeps_its_own_directory_while_an_earlier_one_of_its_lease_is_removed(launcher, tmp_path):
+    launcher.start(Job("gpu-j-0-1", ("false",)))
+    wait_until_ended(launcher, "gpu-j-0-1")
+    launcher.start(Job("gpu-j-0-2", ("sleep", "60")))
+    launcher.stop("gpu-j-0-1")
+    assert (tmp_path / "kept" / "gpu-j-0").exists()
+
+
 SECRETS = (
     "AIRFLOW__CORE__FERNET_KEY",
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",
