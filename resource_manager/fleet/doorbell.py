@@ -42,7 +42,7 @@ class Doorbell:
                 self._manager.read(lambda cluster, now: self._see(cluster, [server]))
         elif not self._is_followed:
             self.read()
-        return self._marks[server], self._rings.get(server, "")
+        return self._marks.get(server), self._rings.get(server, "")
 
     def read(self) -> None:
         """Read the state and the store once for all servers of which somebody asked."""
@@ -56,6 +56,10 @@ class Doorbell:
 
     def _see_all(self, cluster: ClusterState, now: float) -> None:
         if self._looked_at is not cluster or self._version != cluster.version:
+            for server in self._marks.keys() - cluster.by_name.keys():  # names of an autoscaler never end
+                del self._marks[server]
+                self._leases.pop(server, None)
+                self._rings.pop(server, None)
             self._see(cluster, self._marks)
             self._looked_at, self._version = cluster, cluster.version
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs import job_preemption
 from resource_manager.jobs.launchers import job_key, walls
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.storage.backup import Backup, read_backup, restore, write_backup
 from resource_manager.storage.jobs import MAX_BYTES_OF_CALLER, JobRow, TooManyJobsError, job_name, order_name
 from resource_manager.storage.once import digest
@@ -178,6 +179,30 @@ def test_what_is_wanted_changes_the_mark_and_the_hash(fleet: Fleet) -> None:
     fleet.manager.order_job("gpu-a", job_key("t", 1), {"want": "stop"})
     assert fleet.board.doorbell.mark("gpu-a") != placed
     assert fleet.wanted() == {job_key("t", 1): "stop"}
+
+
+def test_a_server_that_left_the_cluster_is_read_no_more(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ring would read the rings of all names that an autoscaler ever gave."""
+    read: list[set[str]] = []
+    rings = fleet.manager.stored_jobs.rings
+
+    def noted(servers: Iterable[str]) -> dict[str, str]:
+        read.append({*servers})
+        return rings(read[-1])
+
+    monkeypatch.setattr(fleet.manager.stored_jobs, "rings", noted)
+    bell = fleet.board.doorbell
+    for server in ("gpu-a", "gpu-b"):
+        bell.mark(server)
+    before = bell.mark("gpu-b")
+    stays = {"name": "gpu-a", "id": 0, "gpus": 0, "cpus": 64}
+    fleet.manager.apply(ClusterForm.model_validate({"servers": [stays]}))
+    assert bell.mark("gpu-b") != before, "its question is held no longer"
+    fleet.manager.stored_jobs.ring("gpu-a")
+    bell.mark("gpu-a")
+    assert read[-1] == {"gpu-a"}
 
 
 def test_the_end_of_a_job_releases_its_lease_with_the_result(fleet: Fleet) -> None:
