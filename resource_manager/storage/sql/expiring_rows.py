@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from resource_manager.errors import KeysFullError
 from resource_manager.storage.jobs import JobRow
@@ -17,6 +19,12 @@ COUNT_KEYS_S = 60.0
 """Time between two counts of the idempotency keys of one caller."""
 
 NAMES_AT_ONCE = 200
+
+BRIEF_S = 60.0
+"""Rows that are kept for no longer, such as parts of output, are deleted by the process that wrote them."""
+
+DROP_S = 10.0
+"""Time between two looks of a process at which of its brief rows are over."""
 
 
 class SqlKeys:
@@ -61,21 +69,48 @@ class SqlKeys:
 
 
 class SqlJobs:
-    """`JobStore` in the table `job`, which commits write."""
+    """`JobStore` in the table `job`, which commits write.
+
+    Most rows go with a snapshot, as each hangs on a change. Brief ones cannot wait for it: of them many are
+    written between two changes, each under a new name.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._brief: deque[tuple[float, str]] = deque()
+        """Of the brief rows of this process the times after which they are over, and the names."""
+        self._drop_at = 0.0
 
     def texts(self, names: Iterable[str]) -> dict[str, str]:
         return _bodies(self._database, "job", "name", names)
 
     def write(self, rows: Sequence[JobRow]) -> None:
+        if (now := time.monotonic()) >= self._drop_at:
+            self._drop_at = now + DROP_S
+            self._drop_brief(now)
+
         def work(connection: Connection) -> None:
             for row in rows:
                 key, caller = {"name": row.name}, digest(row.caller)
                 self._database.put(connection, "job", key, row.keep_s, caller=caller, body=row.text)
 
         self._database.write(work)
+        now = time.monotonic()
+        self._brief += [(now + row.keep_s, row.name) for row in rows if row.keep_s <= BRIEF_S]
+
+    def _drop_brief(self, now: float) -> None:
+        over: list[str] = []
+        with suppress(IndexError):  # there are no more
+            while self._brief[0][0] <= now:
+                over.append(self._brief.popleft()[1])
+        for start in range(0, len(over), NAMES_AT_ONCE):
+            among, names = _among(over[start : start + NAMES_AT_ONCE])
+            # Another process may have written a row of that name since.
+            self._database.change(
+                f"DELETE FROM {{job}} WHERE namespace = :namespace AND name IN ({among}) "
+                "AND expires_at <= {now}",
+                **names,
+            )
 
     def bytes_of(self, caller: str) -> int:
         row = self._database.row(
@@ -132,12 +167,11 @@ def _bodies(database: Database, table: str, column: str, among: Iterable[str], *
     def work(connection: Connection) -> dict[str, str]:
         found: dict[str, str] = {}
         for start in range(0, len(every), NAMES_AT_ONCE):
-            names = {f"name_{n}": name for n, name in enumerate(every[start : start + NAMES_AT_ONCE])}
+            among, names = _among(every[start : start + NAMES_AT_ONCE])
             rows = database.execute(
                 connection,
                 f"SELECT {column}, body FROM {{{table}}} WHERE namespace = :namespace{where} "
-                f"AND {column} IN ({', '.join(f':{name}' for name in names)}) "
-                "AND expires_at > {now} AND body <> ''",
+                f"AND {column} IN ({among}) AND expires_at > {{now}} AND body <> ''",
                 **of,
                 **names,
             )
@@ -145,3 +179,9 @@ def _bodies(database: Database, table: str, column: str, among: Iterable[str], *
         return found
 
     return database.run(work) if every else {}
+
+
+def _among(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the parameters of these names as they stand in a statement, and their values."""
+    values = {f"name_{n}": name for n, name in enumerate(names)}
+    return ", ".join(f":{name}" for name in values), values

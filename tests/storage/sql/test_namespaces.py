@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +19,11 @@ from resource_manager.storage import Store, checks
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
-from resource_manager.storage.once import MAX_KEYS, Once
+from resource_manager.storage.once import MAX_KEYS, Once, digest
 from resource_manager.storage.reports import Sighting
+from resource_manager.storage.sql import expiring_rows
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.expiring_rows import SqlKeys
+from resource_manager.storage.sql.expiring_rows import BRIEF_S, DROP_S, SqlJobs, SqlKeys
 from resource_manager.storage.sql.store import SqlStore
 from tests.storage.test_contract import fresh
 from tests.storage.walk import first_state, granted, started
@@ -192,6 +195,34 @@ def test_the_history_of_one_ends_without_that_of_the_other(stores: tuple[Store, 
         add(short, 1, once=[])
     assert len(own.history()) < 9
     assert other.history() == whole
+
+
+def test_what_lives_briefly_goes_soon_after_its_time_without_a_snapshot(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parts of output, each under a new name: a thousand changes may take hours."""
+    own, other = stores
+    begin = time.monotonic() + 1000
+    clock = SimpleNamespace(monotonic=lambda: begin)
+    monkeypatch.setattr(expiring_rows, "time", clock)
+    parts = [digest(f"part {n}") for n in range(300)]
+    for store in stores:
+        store.jobs.write([JobRow(part, "", "text", 0.0) for part in parts])
+        store.jobs.write([JobRow("d" * 32, "", "awaited", BRIEF_S)])
+    theirs, late = SqlJobs(own.database), "e" * 32  # type: ignore[attr-defined]
+    theirs.write([JobRow(parts[0], "", "again", BRIEF_S), JobRow(late, "", "another process drops it", 0.0)])
+    assert rows_of(own) >= {*parts}
+    clock.monotonic = lambda: begin + DROP_S
+    own.jobs.write([])
+    assert rows_of(own) & {*parts, "d" * 32, late} == {parts[0], "d" * 32, late}
+    assert rows_of(other) >= {*parts}
+
+
+def rows_of(store: Store) -> set[str]:
+    rows = store.database.rows(  # type: ignore[attr-defined]
+        "SELECT name FROM {job} WHERE namespace = :namespace"
+    )
+    return {name for (name,) in rows}
 
 
 def test_a_caller_with_all_its_keys_gets_no_other_and_loses_none(stores: tuple[Store, Store]) -> None:
