@@ -46,7 +46,7 @@ class UseMeter:
     """Mean utilization and peak memory of GPUs, over samples."""
 
     def __init__(self) -> None:
-        self._utilization: list[int] = []
+        self._samples = self._total_percent = 0
         self._peak_mib: int | None = None
         self._total_mib: int | None = None
 
@@ -54,19 +54,20 @@ class UseMeter:
         """Add one sample of each GPU; what its server did not report is left out."""
         for gpu in gpus:
             if gpu["utilization_percent"] is not None:
-                self._utilization.append(gpu["utilization_percent"])
+                self._samples += 1
+                self._total_percent += gpu["utilization_percent"]
             used = gpu["memory_used_mib"]
             if used is not None and used >= (self._peak_mib or 0):
                 self._peak_mib, self._total_mib = used, gpu["memory_mib"]
 
     def summary(self) -> dict[str, Any] | None:
         """Return the figures of all samples, None without any; memory is that of the GPU that used most."""
-        if not self._utilization and self._peak_mib is None:
+        count = self._samples
+        if not count and self._peak_mib is None:
             return None
-        count = len(self._utilization)
         return {
             "samples": count,
-            "mean_utilization_percent": round(sum(self._utilization) / count, 1) if count else None,
+            "mean_utilization_percent": round(self._total_percent / count, 1) if count else None,
             "peak_memory_mib": self._peak_mib,
             "memory_mib": self._total_mib,
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import re
 import socket
 import threading
@@ -353,6 +354,20 @@ def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, measu
     assert usage == {"mean_utilization_percent": 71.0, "peak_memory_mib": 63488, "memory_mib": 81920}
     line = "GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB"
     assert usage_line(usage) == line
+
+
+def test_the_use_of_gpus_takes_no_more_memory_after_a_long_training():
+    """A triggerer has a thousand of them, and each a sample of each GPU every ten seconds."""
+
+    def gpu(percent):
+        return {"utilization_percent": percent, "memory_used_mib": 63488, "memory_mib": 81920}
+
+    meter = UseMeter()
+    for percent in (70, 75, 80):
+        meter.add([gpu(percent)] * 5000)
+    usage = present(meter.summary())
+    assert (usage["samples"], usage["mean_utilization_percent"]) == (15000, 75.0)
+    assert len(pickle.dumps(meter)) < 1000
 
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
