@@ -59,6 +59,7 @@ MAX_REDIRECTS = 3
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 SIGNATURE = "GPU-Manager-Signature"
 TYPE = "gpu-manager."
+QUARANTINED = "is quarantined: its job may still run, and its GPUs stay allocated"
 
 Post = Callable[[Notice, bytes, Mapping[str, str]], None]
 
@@ -253,6 +254,8 @@ def _as_written(text: str) -> str:
 
 def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change) -> Event | None:
     """Return the event that a change is, None if it is none; `watch` knows the lives of leases."""
+    ended: tuple[int, ...] = ()
+    life = watch.lives.lives.get(getattr(change, "fencing_token", 0))
     match change:
         case changes.GpuClosed():
             subject = f"GPU {change.gpu_id} of {change.node}"
@@ -273,13 +276,14 @@ def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change
             kind = "idle" if by == lease_limits.IDLE else "preempted"
             why = f"is {lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))}"
         case changes.Quarantined():
-            kind, why = "quarantined", "is quarantined: its job may still run, and its GPUs stay allocated"
+            kind, why = "quarantined", QUARANTINED
+        case changes.MembersReleased() if life is not None and not life.was_quarantined(change.at):
+            kind, why, ended = "quarantined", QUARANTINED, change.ranks
         case _:
             return None
-    life = watch.lives.lives.get(change.fencing_token)
     if life is None:
         return Event(kind, change.lease_id, f"{change.lease_id} {why}", "")
-    nodes = ", ".join(dict.fromkeys(member.node for member in life.granted.members))
+    nodes = ", ".join(dict.fromkeys(member.node for rank, member in life.granted.ranked if rank not in ended))
     name = name_of(life.lease)
     return Event(kind, name, f"{name} on {nodes} {why}", life.lease.request.team)
 

@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.core.cluster_settings import Notice
+from resource_manager.core.models import JobPlace
 from resource_manager.errors import ClusterFileError, InvalidRequestError
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.console.cluster_page import NoticeCache
+from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.webhooks import (
     CLAIM_S,
@@ -118,6 +120,44 @@ def test_an_event_is_sent_once_signed_and_with_a_text_for_people(hook: Hook) -> 
     assert "is quarantined: its job may still run" in event["text"]
     [(body, headers)] = hook.got
     assert headers[SIGNATURE] == f"sha256={hmac.new(b'secret', body, hashlib.sha256).hexdigest()}"
+
+
+def with_addresses(manager: GPUResourceManager) -> GPUResourceManager:
+    """Return the manager with four servers on which a gang can run."""
+    servers = [{"name": f"g{n}", "address": f"gpu@g{n}", "gpus": 8, "cpus": 8} for n in range(4)]
+    manager.apply(ClusterForm.model_validate({"servers": servers}))
+    return manager
+
+
+def test_what_is_left_of_a_gang_is_told_once_and_counted_once(hook: Hook) -> None:
+    """It keeps its GPUs until a person or the reconciler ends it, as a lease that was quarantined whole."""
+    clock = Clock()
+    manager = with_addresses(manager_of(clock, {"on": ["quarantined"], "to": hook.url}))
+    metrics = Metrics(StateFollower(manager.store))
+    manager.submit("gang", 8, 1, nodes=4)
+    [lease] = manager.leases()
+    manager.place_job("gang", [JobPlace("ssh")] * 4, fencing_token=lease["fencing_token"])
+    for rank in (1, 0):
+        clock.now += 1
+        manager.release_members("gang", [rank], fencing_token=lease["fencing_token"], job_end="ended")
+    sender(manager).send()
+    [event] = hook.events
+    servers = ", ".join(lease["members"][rank]["server_name"] for rank in (0, 2, 3))
+    assert f" on {servers} is quarantined: its job may still run" in event["data"]["text"]
+    assert 'gpu_manager_expirations_total{quarantined="true"} 1.0' in metrics.text().decode()
+
+
+def test_the_release_of_what_was_quarantined_already_is_no_event(hook: Hook) -> None:
+    clock = Clock()
+    manager = with_addresses(manager_of(clock, {"on": ["quarantined"], "to": hook.url}))
+    metrics = Metrics(StateFollower(manager.store))
+    quarantine(manager, clock, "gang", nodes=2)
+    [lease] = manager.leases()
+    clock.now += 1
+    manager.release_members("gang", [0], fencing_token=lease["fencing_token"], job_end="ended")
+    sender(manager).send()
+    assert len(hook.events) == 1
+    assert 'gpu_manager_expirations_total{quarantined="true"} 1.0' in metrics.text().decode()
 
 
 def test_no_name_calls_a_channel_together_or_hides_a_link(hook: Hook) -> None:

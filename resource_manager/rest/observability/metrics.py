@@ -97,7 +97,9 @@ class Metrics:
         self._allocations = counter("gpu_manager_allocations", "Leases granted.", ("server",))
         self._releases = counter("gpu_manager_releases", "Leases released.")
         self._expirations = counter(
-            "gpu_manager_expirations", "Leases that were not renewed in time.", ("quarantined",)
+            "gpu_manager_expirations",
+            "Leases that were not renewed in time, or were quarantined.",
+            ("quarantined",),
         )
         self._waits = histogram(
             "gpu_manager_wait_seconds", "Time from submission to grant.", buckets=WAIT_BUCKETS_S
@@ -177,7 +179,7 @@ class Metrics:
                 self._releases.inc()
             case changes.Expired() if not is_hold(life.lease.lease_id, life.lease.request.labels):
                 self._expirations.labels("false").inc()
-            case changes.Quarantined():
+            case changes.Quarantined() | changes.MembersReleased() if not life.was_quarantined(change.at):
                 self._expirations.labels("true").inc()
             case changes.Preempting() if change.preemptor:
                 self._preemptions.labels(_reason_of(change, life)).inc()

@@ -83,6 +83,10 @@ class Life:
         """When its last members ended, infinite while it lives."""
         return self.ends[-1].at if self.is_over else math.inf
 
+    def was_quarantined(self, at: float) -> bool:
+        """Return whether it was quarantined before the change of that time."""
+        return next((spell.quarantined for spell in self.spells if spell.end >= at), self.quarantined)
+
 
 class Lives:
     """Walk over a history from a state on; `add` takes every change once, in order.
