@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.errors import StateLostError
+from resource_manager.errors import LeaseNotFoundError, StateLostError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
@@ -321,6 +322,26 @@ def test_the_end_of_a_hold_is_no_lease_that_was_not_renewed() -> None:
     clock.now += 11
     manager.expire_and_schedule()
     assert 'gpu_manager_expirations_total{quarantined="false"} 1.0' in metrics.text().decode()
+    watch.close()
+
+
+def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed() -> None:
+    """What runs in a worker ends so at its longest runtime, of which another alert tells."""
+    clock = Clock()
+    manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory())
+    watch = StateFollower(manager.store)
+    metrics = Metrics(watch)
+    manager.allocate_resources("in a worker", 2, 1, ttl=60, max_runtime=300)
+    manager.allocate_resources("lost", 2, 1, ttl=60)
+    for _ in range(8):
+        clock.now += 50
+        with suppress(LeaseNotFoundError):
+            manager.renew("in a worker")
+        manager.expire_and_schedule()
+    ends = [change["lease_id"] for change in manager.history() if change["change"] == "expired"]
+    assert sorted(ends) == ["in a worker", "lost"]
+    text = metrics.text().decode()
+    assert 'gpu_manager_expirations_total{quarantined="false"} 1.0' in text
     watch.close()
 
 

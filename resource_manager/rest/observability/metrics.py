@@ -170,6 +170,7 @@ class Metrics:
             self._cluster_changes.labels(part).inc()
         if life is None:
             return
+        labels = life.lease.request.labels
         match change:
             case changes.Granted():
                 for node in {member.node for member in life.granted.members}:
@@ -177,7 +178,7 @@ class Metrics:
                 self._waits.observe(life.waited_s)
             case changes.Released():
                 self._releases.inc()
-            case changes.Expired() if not is_hold(life.lease.lease_id, life.lease.request.labels):
+            case changes.Expired() if not (life.preempted_by or is_hold(life.lease.lease_id, labels)):
                 self._expirations.labels("false").inc()
             case changes.Quarantined() | changes.MembersReleased() if not life.was_quarantined(change.at):
                 self._expirations.labels("true").inc()
