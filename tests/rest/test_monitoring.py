@@ -325,7 +325,9 @@ def test_the_end_of_a_hold_is_no_lease_that_was_not_renewed() -> None:
     watch.close()
 
 
-def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed() -> None:
+def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What runs in a worker ends so at its longest runtime, of which another alert tells."""
     clock = Clock()
     manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory())
@@ -340,6 +342,8 @@ def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed() -> Non
         manager.expire_and_schedule()
     ends = [change["lease_id"] for change in manager.history() if change["change"] == "expired"]
     assert sorted(ends) == ["in a worker", "lost"]
+    told = [message for message in caplog.messages if not message.startswith("preempted: ")]
+    assert told == ["not renewed in time: lost f462", "its grace is over: in a worker vnpm"]
     text = metrics.text().decode()
     assert 'gpu_manager_expirations_total{quarantined="false"} 1.0' in text
     watch.close()

@@ -258,9 +258,14 @@ def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
             winner = name_in(cluster, preemptor_in_words(change.preemptor))
             why = lease_limits.in_words(change.preemptor, winner)
             logger.warning("%s: %s", why, name_in(cluster, change.lease_id))
-    late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
-    if late:
-        logger.warning("not renewed in time: %s", ", ".join(late))
+    late: dict[str, list[str]] = {}
+    for each in due:
+        if isinstance(each, Expired | Quarantined):
+            lease = cluster.leases.get(each.lease_id)
+            why = "its grace is over" if lease is not None and lease.preempted_by else "not renewed in time"
+            late.setdefault(why, []).append(name_in(cluster, each.lease_id))
+    for why, leases in late.items():
+        logger.warning("%s: %s", why, ", ".join(leases))
 
 
 class Expirations(Operation[None]):
