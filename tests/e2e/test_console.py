@@ -161,6 +161,29 @@ def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) ->
     b.expect(page.get_by_text("1 lease", exact=True)).to_be_visible()
 
 
+PRESSED_TWICE = """button => {
+    const refused = [];
+    addEventListener("submit", event => { refused.push(event.defaultPrevented); event.preventDefault(); });
+    button.click();
+    button.click();
+    return refused;
+}"""
+"""Script that presses a button twice and returns of each whether the page refuses it; nothing is sent."""
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], indirect=True)
+def test_a_form_that_changes_something_is_sent_once(page: Any, service: b.Service) -> None:
+    """The second answer was shown: 404, of what the first had done."""
+    shown = allocate(service, "ursula", "twice")
+    b.log_in(page, service, "ursula")
+    page.goto(service.url + "/leases")
+    page.get_by_text("Release…").click()
+    assert page.get_by_role("button", name=f"Release {shown}").evaluate(PRESSED_TWICE) == [False, True]
+    for button, refused in (("Hold", [False, True]), ("Ask", [False, False])):
+        page.goto(service.url + "/what-if")
+        assert page.get_by_role("button", name=button).evaluate(PRESSED_TWICE) == refused
+
+
 def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
     shown = allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")

@@ -15,7 +15,7 @@ from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import demand_form, lease_page
-from resource_manager.rest.console.forms import DrainForm, ResumeForm, TaskForm, form_of
+from resource_manager.rest.console.forms import DrainForm, HoldQuery, ResumeForm, TaskForm, form_of
 from resource_manager.rest.console.pages import plain, routes, what_if_page
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.schemas import CancelBody, PreemptBody, ReleaseBody
@@ -119,10 +119,11 @@ def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
 
 
 @routes.add("POST", "/act/hold", Role.USER)
-def act_hold(service: Service, caller: Identity) -> Any:
+def act_hold(service: Service, caller: Identity, query: HoldQuery) -> Any:
     """Take GPUs for a time, or wait for them."""
     try:
-        done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+        body = demand_form.held_for(flask.request.form, caller, query.name)
+        done = api.leases.submit(service, caller, body)
     except (ValueError, InvalidRequestError, ProblemError) as wrong:
         page = what_if_page(service, caller, flask.request.form, None, plain(wrong))
         return flask.Response(page, getattr(wrong, "status", 400))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
@@ -84,14 +83,14 @@ def known(cluster: ClusterState) -> dict[str, list[str]]:
     return {name: [each for each in values if each] for name, values in found.items()}
 
 
-def held_for(form: Mapping[str, str], caller: Identity) -> SubmitBody:
-    """Return the demand of GPUs for the time `for` of a form, without a job.
+def held_for(form: Mapping[str, str], caller: Identity, name: str) -> SubmitBody:
+    """Return the demand of GPUs for the time `for` of a form, without a job; `name` is the form's own.
 
     Raises `ValueError` and `ProblemError`.
     """
     if not (length := form.get("for", "").strip()):
         raise ProblemError(400, "Hold for is missing: the time for which the GPUs are yours, such as 1h")
-    lease_id = f"hand:{caller.name}@console/{secrets.token_hex(4)}"
+    lease_id = f"hand:{caller.name}@console/{name}"
     given = {**given_in(form), "lease_id": lease_id, "ttl": length}
     body = SubmitBody.model_validate(from_texts(given))
     return body.model_copy(update={"expected_runtime": body.ttl})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any, Literal
 
 import flask
@@ -81,6 +82,12 @@ class LeaseQuery(Query):
 
     id: LeaseId
     token: Annotated[int, Field(ge=0, le=2**53)] | None = None
+
+
+class HoldQuery(Query):
+    """Name of a form that takes GPUs, and of its lease: a form that is sent twice takes them once."""
+
+    name: str = Field(pattern=r"^[0-9a-f]{8}$", default_factory=lambda: secrets.token_hex(4))
 
 
 def form_of(model: type[BaseModel]) -> Any:

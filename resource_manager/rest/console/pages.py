@@ -247,7 +247,8 @@ def what_if_page(
     shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(form)}
     first, others = demand_form.fields()
     answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
-    more = {"given_for": form.get("for") or "1h", "gpus": (min(least, 1), most), "known": known}
+    hold = flask.url_for("gpu.page_act_hold", **forms.HoldQuery().model_dump())
+    more = {"given_for": form.get("for") or "1h", "gpus": (min(least, 1), most), "known": known, "hold": hold}
     return _page("what_if.html", service, caller, given=shown, **more, **answered)
 
 

@@ -24,9 +24,10 @@ def page(client: FlaskClient, **given: str) -> str:
 def hold(client: FlaskClient, text: str, **fields: str) -> tuple[int, str]:
     """Press *Hold* on the page, with these fields changed."""
     found = re.findall(
-        r'<(?:input|button formmethod="post" formaction="/act/hold") name="(\w+)"[^>]* value="([^"]*)"', text
+        r'<(?:input|button formmethod="post" formaction="[^"]*") name="(\w+)"[^>]* value="([^"]*)"', text
     )
-    answer = client.post("/act/hold", data={**dict(found), **fields}, follow_redirects=True)
+    [path] = re.findall(r'formaction="(/act/hold[^"]*)"', text)
+    answer = client.post(path, data={**dict(found), **fields}, follow_redirects=True)
     return answer.status_code, html.unescape(answer.get_data(as_text=True))
 
 
@@ -100,6 +101,20 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
         hold(ursula, page(ursula, gpus="8", cpus="1"))
     assert manager.queue()[0]["owner"] == "ursula"
     assert hold(ursula, text, **{"for": ""})[0] == 400
+
+
+def test_a_form_that_is_sent_twice_takes_its_gpus_once(as_role: AsRole, manager: GPUResourceManager) -> None:
+    """A double click, or a press more after a slow answer, took as many again, for the whole time."""
+    ursula = as_role(Role.USER, "ursula")
+    text = page(ursula)
+    for _ in range(2):
+        status, said = hold(ursula, text, gpus="4")
+        assert (status, "is yours." in said) == (200, True), said
+    assert len(manager.leases()) == 1
+    assert hold(ursula, text, gpus="2")[0] == 400, "nor does another demand of that form take more"
+    hold(ursula, page(ursula), gpus="4")
+    assert len(manager.leases()) == 2, "the page that is loaded again has a form of its own"
+    assert ursula.post("/act/hold?name=../other", data={"gpus": "1", "for": "1h"}).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,12 @@
       window.parent.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
     }
   });
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (((event.submitter && event.submitter.getAttribute("formmethod")) || form.method) !== "post") return;
+    if (form.dataset.sent) event.preventDefault(); // a double click: its answer would be that nothing is left to do
+    form.dataset.sent = "true";
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     const open = event.target.closest("details[open]");
