@@ -324,18 +324,37 @@ def _free_parts(cluster: ClusterState, planned: Iterable[Lease], now: float) -> 
     """
     parts: list[Lease] = []
     for lease in planned:
-        begin = max([now, *(each.preempt_until for each in ending_for(cluster, lease.lease_id))])
+        ending = ending_for(cluster, lease.lease_id)
+        begin = max([now, *(each.preempt_until for each in ending)])
+        runtime_s = cluster.runtimes.runtime_of(lease.request)  # its own id is of no class
+        request = replace(lease.request, nodes=1, expected_runtime_s=runtime_s)
         for rank, member in enumerate(lease.members):
-            if part := _free_part(cluster, lease.request, rank, member, begin):
-                parts.append(part)
+            name = f"{lease.lease_id}{KEY_SEPARATOR}reserved {rank}"
+            for part in _free_of(cluster, replace(request, lease_id=name), member, ending):
+                parts.append(Lease(*part, 0, begin))
     return parts
 
 
-def _free_part(
-    cluster: ClusterState, request: Request, rank: int, member: Placement, begin: float
-) -> Lease | None:
-    """Return a lease of what is free now of a member's place; the rest is held by leases that are ending."""
-    state = cluster.by_name[member.node]
+def _free_of(
+    cluster: ClusterState, request: Request, member: Placement, own_ending: Iterable[Lease]
+) -> Iterator[tuple[Request, tuple[Placement]]]:
+    """Yield what is free now of a member's place; the rest is held by leases that are ending.
+
+    Of a GPU that is free in part it is what those that end for the request will not free.
+    """
+    state, whole = cluster.by_name[member.node], []
+    held_milli: Counter[int] = Counter()
+    for lease in own_ending:
+        for each in lease.on(state.name):
+            held_milli.update(dict.fromkeys(state.gpu_ids_of(each), lease.request.gpu_milli))
+    for gpu_id in member.gpu_ids:
+        free_milli = state.gpu_free.get(gpu_id, 0)
+        if free_milli >= request.gpu_milli:
+            whole.append(gpu_id)
+        elif (part_milli := min(free_milli, request.gpu_milli - held_milli[gpu_id])) > 0:
+            name = f"{request.lease_id} {gpu_id}"
+            part = replace(request, lease_id=name, gpus=1, gpu_milli=part_milli, resources={})
+            yield part, (Placement(member.node, (gpu_id,)),)
     ending = [
         lease.request.resources
         for lease in state.leases.values()
@@ -346,19 +365,10 @@ def _free_part(
         name: max(amount - sum(held.get(name, 0) for held in ending), 0)
         for name, amount in request.resources.items()
     }
-    free = tuple(gpu_id for gpu_id in member.gpu_ids if state.gpu_free.get(gpu_id, 0) >= request.gpu_milli)
-    if not free and not any(amounts.values()):
-        return None
-    part = replace(
-        request,
-        lease_id=f"{request.lease_id}{KEY_SEPARATOR}reserved {rank}",
-        gpus=len(free),
-        gpu_milli=request.gpu_milli if free else MILLI_PER_GPU,
-        resources=amounts,
-        nodes=1,
-        expected_runtime_s=cluster.runtimes.runtime_of(request),  # its own id is of no class
-    )
-    return Lease(part, (Placement(member.node, free),), 0, begin)
+    if whole or any(amounts.values()):
+        gpu_milli = request.gpu_milli if whole else MILLI_PER_GPU
+        part = replace(request, gpus=len(whole), gpu_milli=gpu_milli, resources=amounts)
+        yield part, (Placement(member.node, tuple(whole)),)
 
 
 def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]:

@@ -56,13 +56,12 @@ class Reservations:
         self._usable = self._outlook.usable if cluster.windows else self._prospects.usable
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
-        self._count = 0
+        self._count = self._put = 0
+        """How many got a reservation, and how many were put ahead."""
         self._swept = 0
         """The nodes at which reservations of gangs have looked."""
         self._ahead: Counter[int] = Counter()
         """How many requests were put ahead, by the nodes that they could ever use."""
-        self._put = 0
-        """How many requests were put ahead in all."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -82,8 +81,7 @@ class Reservations:
 
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those asked about next, unless it never starts."""
-        usable = self._usable(request)
-        if not usable:
+        if not (usable := self._usable(request)):
             return
         self._ahead[usable] += 1
         self._put += 1
@@ -98,16 +96,14 @@ class Reservations:
 
     def is_over(self) -> bool:
         """Return True if no pending request behind those put ahead starts in this pass."""
-        if self._startable is None:
-            shapes = self._cluster.pending.shapes
-            if self._put < min(len(shapes), MAX_RESERVATIONS):
-                return False
+        shapes = self._cluster.pending.shapes
+        if self._startable is None and self._put >= min(len(shapes), MAX_RESERVATIONS):
             self._startable = {
                 shape: request
                 for shape, request in shapes.items()
                 if next(self._cluster.candidates(request), None) is not None
             }
-        return not self._startable
+        return self._startable is not None and not self._startable
 
     def may_start(self, request: Request, *, restricted: bool) -> bool:
         """Return False if it is known that no request of that shape starts in this pass."""

@@ -228,6 +228,30 @@ def test_what_preempted_leases_freed_is_kept_for_their_preemptor() -> None:
     assert set(shared.state.leases) == {"mine"}
 
 
+def test_the_part_of_a_gpu_that_a_victim_freed_is_kept_until_the_others_have_ended() -> None:
+    shared = Shared(Team("vision", 1), gpus=1, order=GREEDY)
+    for name in ("x", "y"):
+        shared.submit(name, team="nlp", gpu_milli=500)
+    shared.submit("mine", team="vision")
+    shared.submit("small", team="other", gpu_milli=250, expected_runtime_s=1.0)
+    assert set(shared.preempting()) == {"x", "y"}
+    ended = shared.release("x")  # its own request, which waits again, would fit as well
+    assert [type(change) for change in ended] == [Released, Queued]
+    shared.release("y")
+    assert set(shared.state.leases) == {"mine"}
+
+
+def test_of_a_gpu_that_is_free_in_part_a_preemptor_keeps_only_what_its_victims_will_not_free() -> None:
+    shared = Shared(Team("vision", 1), gpus=1, order=GREEDY)
+    for name, gpu_milli in (("x", 700), ("y", 300)):
+        shared.submit(name, team="nlp", gpu_milli=gpu_milli)
+    for name, gpu_milli in (("more", 700), ("less", 300)):
+        shared.submit(name, team="vision", gpu_milli=gpu_milli)
+    assert shared.preempting() == {"x": "more", "y": "less"}
+    shared.release("y")
+    assert set(shared.state.leases) == {"x", "less"}
+
+
 @pytest.mark.parametrize(
     ("asked", "first", "free_gpus", "free_cpus"),
     [
