@@ -169,10 +169,10 @@ class StoredJobs:
             ],
         }
         text = self._sealed([f"result {token}", lease_id, result])
-        rows = [JobRow(result_name(lease_id, token), "", text, RESULT_S)]
+        rows = [JobRow(result_name(lease_id, token), None, text, RESULT_S)]
         for of in ((lease_id,), (lease_id, lease.request.owner)):
             newest = self._sealed(["newest result", *of, {"fencing_token": token}])
-            rows.append(JobRow(newest_name(*of), "", newest, RESULT_S))
+            rows.append(JobRow(newest_name(*of), None, newest, RESULT_S))
         return rows
 
     def job(self, lease_id: str, owner: str = "") -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ class StoredJobs:
         """Have services look at what the agents of these servers are to do."""
         text = secrets.token_hex(6)
         names = (*(digest(f"ring {server}") for server in servers), BELL)
-        self._store.write([JobRow(name, "", text, RESULT_S) for name in names])
+        self._store.write([JobRow(name, None, text, RESULT_S) for name in names])
 
     @property
     def bell(self) -> str:
@@ -250,7 +250,7 @@ class StoredJobs:
         """Note that the agent of a server knows of a lease; return whether those of all its servers do."""
         names = {each: digest(f"known {fencing_token} {each}") for each in servers}
         if len(names) > 1:
-            self._store.write([JobRow(names[server], "", "known", KNOWN_S)])
+            self._store.write([JobRow(names[server], None, "known", KNOWN_S)])
         return len(names) == 1 or len(self._store.texts(names.values())) == len(names)
 
     def questions(self, server: str) -> list[Question]:
@@ -275,13 +275,13 @@ class StoredJobs:
     def keep_output(self, server: str, question: Question, part: Mapping[str, Any]) -> None:
         """Store the answer of a server's agent to a question, which waits no longer."""
         text = self._sealed(["output", question["key"], part])
-        self._store.write([JobRow(digest(f"output {question['n']}"), "", text, OUTPUT_S)])
+        self._store.write([JobRow(digest(f"output {question['n']}"), None, text, OUTPUT_S)])
         with self._asking:
             self._keep_questions(server, [each for each in self.questions(server) if each != question])
 
     def _keep_questions(self, server: str, questions: Sequence[Question]) -> None:
         text = self._sealed(["questions", server, {"asked": questions}])
-        self._store.write([JobRow(digest(f"questions {server}"), "", text, OUTPUT_S)])
+        self._store.write([JobRow(digest(f"questions {server}"), None, text, OUTPUT_S)])
 
     def _stored_value(self, name: str, about: str, *of: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)

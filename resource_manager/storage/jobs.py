@@ -33,16 +33,25 @@ A_KEY = "openssl rand -base64 32 | tr +/ -_"
 """Command that prints a key for `GPU_MANAGER_JOB_KEYS`."""
 
 
+NOBODY = "-"
+"""Whose the rows are that count for no caller; no digest. In commit.lua, too."""
+
+
 class JobRow(NamedTuple):
     """Text that a commit stores under a name for `keep_s` seconds; an empty one only changes that time.
 
-    `caller` is whose bytes it counts as.
+    `caller` is whose bytes it counts as, None for what no caller has stored, such as the end of a job.
     """
 
     name: str
-    caller: str
+    caller: str | None
     text: str
     keep_s: float
+
+    @property
+    def whose(self) -> str:
+        """What stores keep in the place of the caller."""
+        return NOBODY if self.caller is None else digest(self.caller)
 
 
 class TooManyJobsError(BusyError):
@@ -142,8 +151,8 @@ class RedisJobs:
     def write(self, rows: Sequence[JobRow]) -> None:
         for row in rows:
             self._client.put((self._key(row.name), row.text, row.keep_s))
-            if row.caller:
-                sizes_key = self._client.key(f"jobs:of:{digest(row.caller)}")
+            if row.caller is not None:
+                sizes_key = self._client.key(f"jobs:of:{row.whose}")
                 args = row.name, len(row.text), round(1000 * LIVE_S)
                 self._client.run(self._put_size, [sizes_key], args)
 

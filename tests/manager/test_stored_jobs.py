@@ -244,6 +244,21 @@ def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them() -> None:
         StoredJobs(jobs, "").row_of_job("v", "ada", large)
 
 
+def test_results_and_output_of_others_take_no_room_from_who_names_no_owner(store: MemoryStore) -> None:
+    manager, jobs = opened(store), store.jobs
+    stored = manager.stored_jobs
+    part = {"text": "x" * (MAX_BYTES_OF_CALLER // 2), "offset": 0}
+    for number in range(3):
+        stored.keep_output("gpu-a", {"key": "k", "offset": 0, "n": str(number)}, part)
+    token = granted_lease(manager.submit("t", 2, owner="ada"))["fencing_token"]
+    assert manager.release("t", fencing_token=token, result=ENDED)
+    stored.ring("gpu-a", "gpu-b")
+    stored.note_known(1, "gpu-a", ["gpu-a", "gpu-b"])
+    assert jobs.bytes_of("") == 0
+    manager.submit("u", 2, job=JOB)
+    assert jobs.bytes_of("") > 0
+
+
 def test_a_forked_child_stores_a_job_while_a_thread_of_its_parent_counts() -> None:
     inside, over = threading.Event(), threading.Event()
 

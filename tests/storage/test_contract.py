@@ -1395,3 +1395,13 @@ def test_jobs_are_counted_for_their_caller(open_client: OpenStore) -> None:
     wait_for(lambda: reader.jobs.bytes_of("me") == 8)
     store.jobs.write([JobRow("e" * 32, "me", "1234", 60), JobRow("b" * 32, "me", "12", 60)])
     assert reader.jobs.bytes_of("me") == 14
+
+
+def test_what_no_caller_stored_counts_for_none(open_client: OpenStore) -> None:
+    """Such as results, beside the jobs of a program that names no owner."""
+    store, reader = open_client(), open_client()
+    cluster = started(store)
+    store_jobs(store, cluster, "a", JobRow("a" * 32, None, "result", 60), JobRow("b" * 32, "", "job", 60))
+    store.jobs.write([JobRow("c" * 32, None, "output", 60), JobRow("d" * 32, "", "order", 60)])
+    assert texts(reader, "a" * 32, "c" * 32) == {"a" * 32: "result", "c" * 32: "output"}
+    assert reader.jobs.bytes_of("") == len("job") + len("order")

@@ -65,7 +65,7 @@ class VariableJobs:
         for row in rows:
             until = now + row.keep_s
             if row.text:
-                listed[row.name] = [digest(row.caller), len(row.text), until]
+                listed[row.name] = [row.whose, len(row.text), until]
             elif row.name in listed:
                 listed[row.name] = [*listed[row.name][:2], until]
         if not self._access.set(self._list, json.dumps(listed), text):

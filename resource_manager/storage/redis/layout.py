@@ -30,7 +30,6 @@ from resource_manager.storage.codec import (
     snapshot_to_dict,
 )
 from resource_manager.storage.jobs import JobRow
-from resource_manager.storage.once import digest
 from resource_manager.storage.redis import gpu_layout
 from resource_manager.storage.redis.lease_layout import ChangeT, read_as, read_lease, read_remainder
 
@@ -137,7 +136,7 @@ def job_operations(rows: Sequence[JobRow]) -> list[str]:
     return [
         part
         for row in rows
-        for part in ("job", f"{row.name} {digest(row.caller)} {round(1000 * row.keep_s)}", row.text)
+        for part in ("job", f"{row.name} {row.whose} {round(1000 * row.keep_s)}", row.text)
     ]
 
 

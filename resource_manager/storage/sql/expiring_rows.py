@@ -91,8 +91,8 @@ class SqlJobs:
 
         def work(connection: Connection) -> None:
             for row in rows:
-                key, caller = {"name": row.name}, digest(row.caller)
-                self._database.put(connection, "job", key, row.keep_s, caller=caller, body=row.text)
+                key = {"name": row.name}
+                self._database.put(connection, "job", key, row.keep_s, caller=row.whose, body=row.text)
 
         self._database.write(work)
         now = time.monotonic()

@@ -23,7 +23,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import Once, digest
+from resource_manager.storage.once import Once
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit
 from resource_manager.storage.sql.expiring_rows import SqlJobs, SqlKeys, SqlReports
@@ -137,7 +137,7 @@ class SqlStore:
             sequence=max(arrived, default=None),
             waits_for_owners=waits_for_owners(changes),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
-            jobs=[row._replace(caller=digest(row.caller)) for row in jobs],
+            jobs=[row._replace(caller=row.whose) for row in jobs],
             heir="" if lock is None else heir_in(self.database.line),
         )
         while True:

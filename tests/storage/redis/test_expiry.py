@@ -59,6 +59,18 @@ def test_all_but_the_state_has_an_end(embedded_redis: RedisServer) -> None:
     }
 
 
+def test_redis_keeps_no_sizes_of_what_counts_for_no_caller(embedded_redis: RedisServer) -> None:
+    """Nobody would count them, and drop those of what is gone: a year of results would stay."""
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    with closing(RedisStore(client)) as store:
+        version, now = started(store).version, store.now()
+        row = JobRow("a" * 32, None, "result", 60.0)
+        store.commit(version, [Queued(Request("t", 1), 1.0, 1, 1.0)], now=now, jobs=[row])
+        store.jobs.write([row._replace(name="b" * 32)])
+        assert len(list(client.driver.scan_iter(client.key("jobs:row:*")))) == 2
+        assert list(client.driver.scan_iter(client.key("jobs:of:*"))) == []
+
+
 def test_what_a_waiter_was_told_goes_if_it_has_died(embedded_redis: RedisServer) -> None:
     client = RedisClient.from_url(embedded_redis.fresh_url())
     with closing(RedisStore(client)) as store:

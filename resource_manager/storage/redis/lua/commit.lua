@@ -171,8 +171,10 @@ local function keep_job(key, text)
     redis.call('PEXPIRE', row, life_ms)
   else
     redis.call('SET', row, text, 'PX', life_ms)
-    redis.call('HSET', sizes, name, #text)
-    redis.call('PEXPIRE', sizes, 7776000000)  -- 90 days, as long as any row is kept
+    if caller ~= '-' then  -- else nobody's: the sizes of what nobody counts would stay for ever
+      redis.call('HSET', sizes, name, #text)
+      redis.call('PEXPIRE', sizes, 7776000000)  -- 90 days, as long as any row is kept
+    end
   end
 end
 
