@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from airflow.sdk import BaseOperator
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_state import identity_of
-from resource_manager.airflow.task_trigger.base import renewal_pause_s
+from resource_manager.airflow.task_trigger.base import POLL_S, renewal_pause_s
 from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import (
@@ -30,7 +29,13 @@ from resource_manager.airflow.version_compat import (
     AirflowTaskTimeout,
     DownstreamTasksSkipped,
 )
-from resource_manager.airflow.worker_guard import children, end_children, end_this_process, guarded
+from resource_manager.airflow.worker_guard import (
+    children,
+    end_children,
+    end_this_process,
+    guarded,
+    tell_this_process,
+)
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.job_preemption import grace_of
@@ -183,10 +188,11 @@ class RunsInWorker(HoldsLease):
         *,
         ends_in_time: bool = True,
         stop: Callable[[], object] = lambda: None,
+        tell: Callable[[Allocation], float] = tell_this_process,
     ) -> Iterator[None]:
         """Keep the lease for the block, which has its devices in the environment of this process.
 
-        `stop` ends what runs elsewhere, before this process ends itself.
+        `stop` ends what runs elsewhere, before this process ends itself; `tell` is that of `kept_alive`.
         """
         lease_id, token = allocation["task_id"], allocation["fencing_token"]
         register_process(lease_id, token)
@@ -204,6 +210,7 @@ class RunsInWorker(HoldsLease):
                     grace_s=allocation["preempt_grace_s"],
                     ends_in_time=ends_in_time,
                     end=partial(end_this_process, stop=stop),
+                    tell=tell,
                 ),
             ):
                 if words := await_share(devices):
@@ -325,10 +332,12 @@ def kept_alive(
     ends_in_time: bool = True,
     clock: Callable[[], float] = time.monotonic,
     end: Callable[[str], None] = end_this_process,
+    tell: Callable[[Allocation], float] = tell_this_process,
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.
 
-    A lease that is taken sends its signal here first, and kills after its grace.
+    Of a lease that is taken `tell` tells first, by a signal to this process, and returns the seconds until it
+    is killed. One that returns infinity is called again until the block is over, and ends what runs itself.
     Without `ends_in_time` they live on where the manager does not answer, as for a lease that is quarantined
     instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
     """
@@ -347,7 +356,7 @@ def kept_alive(
 
     def keep() -> None:
         nonlocal problem
-        taken_until, pause_s = math.inf, every_s
+        taken_until, pause_s, is_told = math.inf, every_s, False
         while not over.wait(min(pause_s, max(taken_until - clock(), 0.0))):
             if clock() >= taken_until:
                 end("the lease was taken, and the time to save is over")
@@ -357,8 +366,12 @@ def kept_alive(
                 if lease["gpu_failed"] and not over.is_set():
                     end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
-                if lease["preempted_by"] and taken_until == math.inf and not over.is_set():
-                    taken_until = renewed_at + _tell(lease)
+                if (lease["preempted_by"] or is_told) and taken_until == math.inf and not over.is_set():
+                    if not is_told:
+                        says = f"the lease is {lease['reason']}; this task has"
+                        print(f"{says} {grace_of(lease):.1f} s to save what it did", flush=True)
+                    taken_until, is_told = renewed_at + tell(lease), True
+                    pause_s = min(every_s, POLL_S) if taken_until == math.inf else every_s
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
                     end(LEASE_GONE)
@@ -383,11 +396,3 @@ def kept_alive(
         over.set()
         if ends_in_time:
             guard.join()  # the guard must not kill the process after the block has ended
-
-
-def _tell(lease: Allocation) -> float:
-    """Send this process the signal that its lease is taken; return the seconds until it is killed."""
-    grace_s = grace_of(lease)
-    print(f"the lease is {lease['reason']}; this task has {grace_s:.1f} s to save what it did", flush=True)
-    os.kill(os.getpid(), signal.Signals[f"SIG{lease['preempt_signal']}"])
-    return grace_s

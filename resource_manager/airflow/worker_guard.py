@@ -16,10 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.launchers.base import job_key
 
 if TYPE_CHECKING:
     import psutil
+
+    from resource_manager.manager.results import Allocation
 
 STOP_S = 15.0
 """Time in which what an operator started should end, once its lease is lost or its time is over."""
@@ -113,6 +116,12 @@ def end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> 
     stopping.join(STOP_S)
     _signal(children(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tell_this_process(lease: Allocation) -> float:
+    """Send this process the signal that its lease is taken; return the seconds until it is killed."""
+    os.kill(os.getpid(), signal.Signals[f"SIG{lease['preempt_signal']}"])
+    return grace_of(lease)
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:

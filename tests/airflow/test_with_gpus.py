@@ -52,6 +52,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.docker import DockerLauncher
+from resource_manager.jobs.launchers.docker_container import environment_of
 from tests.agent.marks import jobs_with
 from tests.airflow.tasks import TASK, context_of
 
@@ -925,3 +926,4 @@ def test_a_container_of_the_provider_bears_its_job_for_the_agent_of_its_server()
     job = Job(job_key(LEASE, 7), ())
     operator.gpu_kind.start(operator, Mock(spec=DockerLauncher, engine="unix://"), job, "")
     assert (jobs_with(operator.environment), operator.environment["OWN"]) == ({job.key}, "x")
+    assert operator.environment["GPU_PREEMPT_FILE"] == environment_of(job)["GPU_PREEMPT_FILE"]

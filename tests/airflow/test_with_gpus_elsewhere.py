@@ -37,6 +37,8 @@ __all__ = ["ssh_server"]
 
 pytestmark = pytest.mark.e2e
 
+LIMITS = {"max_runtime": 3, "preempt_grace": 1.5}
+
 
 @pytest.fixture
 def gpu_inventory(ssh_server):
@@ -149,6 +151,45 @@ def test_a_command_is_ended_before_its_worker_once_its_lease_is_lost(
     assert ended.wait(20)
     losing.join()
     assert "by mistake" in str(manager.history(0)[-1])
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "USR2"])
+def test_a_command_whose_lease_is_taken_is_told_and_saves_what_it_did(
+    train, context, manager, at_worker_kill, tmp_path, signal_name
+):
+    signals: list[int] = []
+    at_worker_kill(signals.append)
+
+    def take():
+        wait_for((tmp_path / "begun").exists)
+        manager.submit("urgent", 1, 1, server="gpu-a", priority=9, expected_runtime=60)
+        manager.preempt(manager.leases()[0]["task_id"], preemptor="urgent")
+
+    taking = Thread(target=take)
+    taking.start()
+    saves = f"read grace < $GPU_PREEMPT_FILE; echo $grace > {tmp_path}/saved; exit 7"
+    command = f"trap '{saves}' {signal_name}; touch {tmp_path}/begun; while :; do sleep 0.1; done"
+    demand = {"ttl": 2, "preemptible": True, "preempt_grace": 50, "preempt_signal": signal_name}
+    with pytest.raises(AirflowException, match="exit status = 7"):
+        train(command, gpu_demand={"gpus": 2, **demand}).execute(context())
+    taking.join()
+    assert 25 <= float((tmp_path / "saved").read_text()) <= 50
+    assert not signals, "the worker waits for the command"
+    assert not [lease for lease in manager.leases() if lease["task_id"] != "urgent"]
+    [end] = [event for event in manager.history(0) if "outcome" in event]
+    assert (end["outcome"], end["reason"]) == ("FAILED", "exit code 7")
+
+
+def test_a_command_that_ignores_that_its_lease_is_taken_is_killed_after_its_grace(
+    train, context, manager, at_worker_kill
+):
+    signals: list[int] = []
+    at_worker_kill(signals.append)
+    with pytest.raises(AirflowException, match="exit status"):
+        train("trap '' TERM; while :; do sleep 0.1; done", gpu_demand={"ttl": 2, **LIMITS}).execute(context())
+    assert not signals
+    assert not manager.leases()
+    assert manager.history(0)[-1]["outcome"] == "TIMED_OUT"
 
 
 def left_behind(train, context, tmp_path):

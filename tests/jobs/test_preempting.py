@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -182,6 +183,26 @@ def test_a_job_finds_its_grace_in_the_file_it_is_told_by(manager: GPUResourceMan
     gang.preempt(7.5, "TERM", 0.0)
     wait_for(lambda: "has 7.5" in output(gang))
     gang.stop(0.0)
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "USR2"])
+def test_a_command_in_an_operators_session_saves_what_it_did_on_either_signal(
+    manager: GPUResourceManager, tmp_path: Path, signal_name: str
+) -> None:
+    """The process that waits for it gets the same signal, and its exit code is the command's."""
+    launcher, job = LocalLauncher(), Job("j", ())
+    launcher.prepare(job)
+    saves = f"""trap 'cp "$GPU_PREEMPT_FILE" {tmp_path}/saved; exit 7' {signal_name}; echo up"""
+    command = f"{saves}; while :; do sleep 0.05; done"
+    program = "import sys; from resource_manager.jobs.directories.attending import run; "
+    program += "raise SystemExit(run(*sys.argv[1:], {}))"
+    call = [sys.executable, "-c", program, launcher.root, job.key, command]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, start_new_session=True, text=True) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == "up\n"
+        status = launcher.preempt(job.key, 30.0, signal_name, STEP_S)
+        assert (status.state, status.exit_code, session.wait(30)) == (JobState.FINISHED, 7, 7)
+    assert (tmp_path / "saved").read_text() == "30\n"
 
 
 def test_a_job_that_ends_well_in_its_grace_has_succeeded(manager: GPUResourceManager) -> None:

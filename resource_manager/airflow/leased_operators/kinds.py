@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from resource_manager.airflow.in_worker import PATIENCE_S, devices_of, reason_of, released
 from resource_manager.airflow.version_compat import AirflowException
+from resource_manager.airflow.worker_guard import tell_this_process
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.job_preemption import STEP_S, grace_of
 from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.docker_container import mark_of
+from resource_manager.jobs.launchers.docker_container import mark_of, preempt_file
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
@@ -65,6 +68,10 @@ class Kind:
         self.fill(operator, allocation)
         return allocation
 
+    def tell(self, operator: Any, lease: Allocation) -> float:
+        """Tell what the operator started that its lease is taken, as `kept_alive` has it done."""
+        return tell_this_process(lease)
+
     def stop(self, operator: Any, allocation: Allocation) -> None:
         """End what the operator started outside this process, which is about to end itself."""
         if not self.on_worker:
@@ -113,6 +120,15 @@ class KindElsewhere(Kind):
             )
             self.start(operator, launcher, job, running.place.address)
         return allocation
+
+    def tell(self, operator: Any, lease: Allocation) -> float:
+        """Tell the job itself, and end it once its grace is over: then the operator returns, and fails."""
+        if (gang := GangJob.of(lease)) is not None:
+            done = gang.preempt(grace_of(lease), lease["preempt_signal"], STEP_S)
+            for error in done.left.values():
+                operator.log.warning("its command cannot be told that it has to end, trying again: %s", error)
+                raise error
+        return math.inf
 
     def stop(self, operator: Any, allocation: Allocation) -> None:
         if (gang := GangJob.of(allocation)) is not None:
@@ -202,7 +218,7 @@ def _start_container(operator: Any, launcher: DockerLauncher, job: Job, address:
     operator.container_name = job.key
     operator.device_requests = requests
     devices = job_environment(job, renumbered=True)
-    operator.environment = {**operator.environment, **devices, **mark_of(job.key)}
+    operator.environment = {**operator.environment, **devices, **mark_of(job.key), **preempt_file()}
     labels = {f"gpu-manager.{name}": value for name, value in job.labels.items()}
     own = operator.labels or {}
     operator.labels = (

@@ -86,6 +86,7 @@ class LeasedOperator(RunsInWorker):
                     allocation,
                     ends_in_time=not isinstance(self.gpu_kind, KindElsewhere),
                     stop=partial(self.gpu_kind.stop, self, allocation),
+                    tell=partial(self.gpu_kind.tell, self),
                 ):
                     result = work()
             except TaskDeferred as deferred:

@@ -175,7 +175,7 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
     with job_files.lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
-        for number in (*ENDING, *TERMINAL_SIGNALS):
+        for number in (*ENDING, *TERMINAL_SIGNALS, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # not ignored: what is started has the default again
         job_files.write_file(os.path.join(directory, "group"), str(os.getpgrp()))
         refuse_ended(root, key)
@@ -183,7 +183,13 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
         job = subprocess.Popen(
             [*walls, shell, "-c", command],
             env=process_environment(
-                os.environ, walls, environment, {"GPU_JOB_LOCK": os.path.join(directory, "lock")}
+                os.environ,
+                walls,
+                environment,
+                {
+                    "GPU_PREEMPT_FILE": os.path.join(directory, job_files.PREEMPTED),
+                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                },
             ),
             pass_fds=(lock,),
         )

@@ -21,14 +21,19 @@ def environment_of(job: Job) -> dict[str, str]:
     environment = job_environment(job, renumbered=job.vendor != "amd")
     if job.vendor == "ascend":
         environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
-    environment.update({variable: f"/{_path(variable)}" for variable in (*job.files, PREEMPT_FILE)})
+    environment.update({variable: f"/{_path(variable)}" for variable in job.files})
     own = {"GPU_JOB_DIR": OWN_DIRECTORY, "GPU_CHECKPOINT_FILE": f"{OWN_DIRECTORY}/checkpoint"}
-    return environment | own | mark_of(job.key)
+    return environment | own | mark_of(job.key) | preempt_file()
 
 
 def mark_of(key: str) -> dict[str, str]:
     """Return the variable by which the agent of a server knows the job of a process, also on no GPU."""
     return {"GPU_JOB_LOCK": f"/{key}/lock"}
+
+
+def preempt_file() -> dict[str, str]:
+    """Return the variable that names the file that appears once the job is told that its lease is taken."""
+    return {PREEMPT_FILE: f"/{_path(PREEMPT_FILE)}"}
 
 
 def host_options(job: Job, engine: Mapping[str, Any]) -> dict[str, Any]:
