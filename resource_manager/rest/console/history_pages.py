@@ -31,21 +31,25 @@ History = Callable[[int, int], Sequence[Recorded]]
 
 
 class RecentChanges:
-    """The newest changes of a history, cached: read once, then followed; thread-safe.
+    """The newest changes of a history but renewals, cached: read once, then followed; thread-safe.
 
-    Open pages ask after each change of the cluster, and decoding the newest 20,000 takes long.
+    Open pages ask after each change of the cluster, and decoding the newest 20,000 takes long. Renewals of
+    each lease every 40 s would push all else out: within minutes where thousands run.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changes: deque[Recorded] = deque(maxlen=MAX_LOOKED_AT)
+        self._last: Recorded | None = None
+        """The newest that was read, a renewal or not."""
 
     def newest(self, history: History, version: int) -> list[Recorded]:
         """Return the newest kept changes up to this version, the newest first."""
         with self._lock:
             if not self._follow(history, version):
                 self._changes.clear()
-                self._changes.extendleft(islice(newest_changes(history, version), MAX_LOOKED_AT))
+                self._last = None
+                self._add([*islice(newest_changes(history, version), MAX_LOOKED_AT)][::-1])
             return [change for change in reversed(self._changes) if change["version"] <= version]
 
     def _follow(self, history: History, version: int) -> bool:
@@ -53,16 +57,20 @@ class RecentChanges:
 
         False after a restore of an older dump, or where the store has dropped them all.
         """
-        if not self._changes or version > self._changes[-1]["version"] + MAX_LOOKED_AT:
+        if self._last is None or version > self._last["version"] + MAX_LOOKED_AT:
             return False
-        page = history(self._changes[-1]["version"] - 1, PAGE)
-        if not page or page[0] != self._changes[-1]:
+        page = history(self._last["version"] - 1, PAGE)
+        if not page or page[0] != self._last:
             return False
-        self._changes.extend(page[1:])
+        self._add(page[1:])
         while len(page) == PAGE and page[-1]["version"] < version:
             page = history(page[-1]["version"], PAGE)
-            self._changes.extend(page)
+            self._add(page)
         return True
+
+    def _add(self, changes: Sequence[Recorded]) -> None:
+        self._changes.extend(change for change in changes if change["change"] != "renewed")
+        self._last = changes[-1] if changes else self._last
 
 
 def introduces(change: Recorded, name: str) -> bool:

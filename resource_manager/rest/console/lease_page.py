@@ -38,7 +38,6 @@ TASK_ENDED = " Its task has ended in Airflow, which does not try it again."
 WORDS = {
     "queued": "queued",
     "granted": "granted",
-    "renewed": "renewed",
     "released": "released",
     "membersreleased": "members released",
     "expired": "expired",
@@ -128,7 +127,7 @@ def look_at(service: Service, caller: Identity, name: str, token: int | None = N
         if lease_of(change) == lease_id and (found["is_newest"] or token_of(change) == token)
     ][:MAX_EVENTS]
     if is_over and not events:
-        raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
+        raise ProblemError(404, f"{name} has no lease, waits for none, and is not among the newest changes")
     if is_over:
         entries = (change.get("lease", change).get("request") for change in events)
         labels: dict[str, str] = next((entry.get("labels", {}) for entry in entries if entry is not None), {})
