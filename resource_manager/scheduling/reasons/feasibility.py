@@ -31,13 +31,9 @@ from resource_manager.core.server_facts import IsSilent, LeftInventory, NoAddres
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.placement.policies import fault_of
-from resource_manager.scheduling.preemption.preempting import (
-    awaiting_release,
-    held_back,
-    kept_for,
-)
+from resource_manager.scheduling.preemption.preempting import awaiting_release, held_back, kept_for
+from resource_manager.scheduling.queue import quotas
 from resource_manager.scheduling.queue.backfill import MAX_AHEAD, Reservations
-from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of, type_refusal, within_guarantee
 from resource_manager.scheduling.queue.windows import Outlook, closed_for, place_now, reach_of
 from resource_manager.scheduling.reasons.capacity_grounds import (
     closure_of,
@@ -52,7 +48,6 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
-
 
 _Waiting = tuple[int, Request, int]
 """Position of a request that waits, and the mask of the nodes that it could use."""
@@ -143,6 +138,8 @@ class _Reasons:
         """Ids of the requests for which what others free is held back: they are ahead of nobody."""
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
+        self._blocked: set[str] = set()
+        """Without backfill, the teams of all that block."""
         self._reservations: Reservations | None = None
         self._outlook = Outlook(cluster, current)
         self._waiting: list[_Waiting] = []
@@ -162,7 +159,8 @@ class _Reasons:
         entry = self._placed(entry)
         request = entry.request
         ledger = self._cluster.ledger
-        if request.lease_id in self._served or (ledger is not None and stop_of(ledger, request) is not None):
+        is_stopped = ledger is not None and quotas.stop_of(ledger, request) is not None
+        if request.lease_id in self._served or is_stopped:
             return
         usable = self._outlook.usable(request) if self._current.order.backfill else -1
         if not usable:
@@ -171,7 +169,10 @@ class _Reasons:
             is_stuck = self._node(request) is None or self._fault(request)
             if is_stuck and allocator.blocks_queue(self._cluster, request, self._current):
                 self._ahead = (position, request)
+                self._blocked.add(request.team)
         elif not self._current.order.backfill:
+            if self._passes(request) and not self._passes(request, fitting=True):
+                self._blocked.add(request.team)
             return
         elif self._node(request) is None:
             if not allocator.blocks_queue(self._cluster, request, self._current):
@@ -197,21 +198,21 @@ class _Reasons:
         ):
             return waits
         if node is None:
-            if stopped := quota_refusal(self._cluster, request) or self._by_types(asked, request):
+            if stopped := quotas.quota_refusal(self._cluster, request) or self._by_types(asked, request):
                 return stopped
             key = self._key(request)
             if key not in self._no_capacity:
                 with closed_for(self._cluster, request, self._current):
                     self._no_capacity[key] = no_capacity(self._cluster, request)
             return self._no_capacity[key]
-        if stopped := quota_refusal(self._cluster, request) or self._by_price(entry):
+        if stopped := quotas.quota_refusal(self._cluster, request) or self._by_price(entry):
             return stopped
         fault = self._fault(request)
         return misconfigured(fault) if fault else self._behind(request, node)
 
     def _placed(self, entry: PendingRequest) -> PendingRequest:
         """Return the entry with its request as it may be placed."""
-        request = within_guarantee(self._cluster.ledger, entry.request)
+        request = quotas.within_guarantee(self._cluster.ledger, entry.request)
         return entry if request is entry.request else replace(entry, request=request)
 
     def _by_types(self, request: Request, placed: Request) -> Grounds | None:
@@ -221,7 +222,7 @@ class _Reasons:
             return None
         nodes = (state.node for state in self._cluster.nodes if fit.could_ever_fit(state.node, request))
         types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
-        return type_refusal(ledger, request, types.difference(placed.gpu_types))
+        return quotas.type_refusal(ledger, request, types.difference(placed.gpu_types))
 
     def _fault(self, request: Request) -> str:
         """Return why the policy has no place for a request that fits."""
@@ -273,10 +274,19 @@ class _Reasons:
             why = NextPass(first=True)
         elif self._current.order.backfill:
             why = self._delay(request, node)
+        elif self._passes(request, fitting=True):
+            why = NextPass(first=False)
         else:
             ahead = self._ahead[1]
             why = HeldForAhead(self._who(*self._ahead), node.could_fit(ahead), self._current.order.rule)
         return Grounds(RefusalKind.BEHIND_QUEUE, (free_on(node, request), why), request)
+
+    def _passes(self, request: Request, *, fitting: bool = False) -> bool:
+        """Return whether it goes on behind who blocks, inside its guarantee, and fits there if asked."""
+        ledger = self._cluster.ledger
+        if ledger is None or not quotas.passes(ledger, request, self._blocked):
+            return False
+        return not fitting or self._node(quotas.as_guaranteed(ledger, request)) is not None
 
     def _who(self, position: int, ahead: Request) -> Ahead:
         name = name_in(self._cluster, ahead.lease_id)

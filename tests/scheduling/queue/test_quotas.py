@@ -428,3 +428,17 @@ def test_a_guarantee_that_is_used_up_is_the_rule_that_stops_a_job_that_must_not_
     ledger = TeamLedger(Teams((Team("vision", 1),), preemption=True), (), {})
     asked = Request("x", 2, team="vision", preemptible=False)
     assert stop_of(ledger, asked) == Stop(StopKind.GUARANTEE, ledger.named("vision"))
+
+
+def test_who_goes_on_inside_a_guarantee_is_not_said_to_wait_for_who_is_ahead() -> None:
+    cluster = cluster_of(Team("vision", 12), Team("nlp", 3), gpus=16)
+    submit(cluster, Request("borrowed", 12, resources={"cpus": 10}))
+    submit(cluster, Request("own", 1, team="nlp"))
+    submit(cluster, Request("large", 4, team="vision"))
+    inside, beyond = (Request(f"of-{gpus}", gpus, team="nlp") for gpus in (2, 3))
+    assert refused(cluster, inside) == ("behind_queue", "3 GPUs are free on a; it fits by now, ask again")
+    assert "; reserved for large" in refused(cluster, beyond)[1]
+    submit(cluster, Request("colleague", 1, team="nlp", resources={"cpus": 60}))
+    assert "; reserved for large" in refused(cluster, inside)[1]
+    submit(cluster, inside)
+    assert list(cluster.leases) == ["borrowed", "own"]
