@@ -29,11 +29,13 @@ _places = threading.Lock()
 class EventStream:
     """Stream of events for one page; it counts against both limits on streams until it is closed.
 
-    `gone` returns True once the client has disconnected. Raises `ProblemError` if the caller, or all
-    together, have too many streams open.
+    `gone` returns True once the client has disconnected. It ends if the store falls silent, since the page
+    would say that it is live. Raises `ProblemError` if the caller, or all together, have too many streams
+    open, and `StoreError`.
     """
 
     def __init__(self, service: Service, caller: str, after: int, gone: Callable[[], bool]) -> None:
+        service.watch.check()
         streams = service.metrics.open_streams
         with _places:
             if streams.get(caller, 0) >= MAX_STREAMS_PER_CALLER:
@@ -72,7 +74,7 @@ class EventStream:
         ends = time.monotonic() + STREAM_LIFE_S
         beats_at = time.monotonic() + HEARTBEAT_S
         yield "retry: 2000\n\n"
-        while not watch.stopped and not gone() and time.monotonic() < ends:
+        while not (watch.stopped or watch.is_silent or gone()) and time.monotonic() < ends:
             notice = watch.wait(after, CHECK_S)
             if notice is None:
                 if time.monotonic() >= beats_at:

@@ -161,6 +161,11 @@ class StateFollower:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the store has not answered two looks in a row: one alone may meet a fail-over."""
+        return time.monotonic() - self._read_at > 2 * self._outage_s
+
     def _version(self) -> int:
         return 0 if self._replica is None else self._replica.version
 
