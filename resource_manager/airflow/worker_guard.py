@@ -119,8 +119,12 @@ def end_this_process(reason: str, stop: Callable[[], object] = lambda: None) -> 
 
 
 def tell_this_process(lease: Allocation) -> float:
-    """Send this process the signal that its lease is taken; return the seconds until it is killed."""
-    os.kill(os.getpid(), signal.Signals[f"SIG{lease['preempt_signal']}"])
+    """Send this process the signal that its lease is taken; return the seconds until it is killed.
+
+    One that would kill it without any grace is SIGTERM, on which Airflow calls the operator's `on_kill`.
+    """
+    number = signal.Signals[f"SIG{lease['preempt_signal']}"]
+    os.kill(os.getpid(), signal.SIGTERM if signal.getsignal(number) is signal.SIG_DFL else number)
     return grace_of(lease)
 
 

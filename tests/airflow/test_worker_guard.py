@@ -7,11 +7,12 @@ import sys
 from itertools import count
 from multiprocessing import get_context
 from time import sleep
+from typing import Any
 
 import psutil
 import pytest
 
-from resource_manager.airflow.worker_guard import guarded
+from resource_manager.airflow.worker_guard import guarded, tell_this_process
 from resource_manager.jobs.registered_process import register_process
 from tests.eventually import wait_for
 
@@ -69,3 +70,17 @@ def test_a_task_that_ends_by_itself_has_no_guard_any_more(task):
     words = [child.cmdline() for child in psutil.Process(process.pid).children()]
     assert not any("guard(" in " ".join(line) for line in words)
     assert not is_over(program)
+
+
+@pytest.mark.parametrize(("own", "signals"), [(None, [signal.SIGTERM]), (lambda *_: None, [signal.SIGUSR2])])
+def test_a_worker_is_told_by_a_signal_that_leaves_it_its_grace(monkeypatch, own, signals):
+    """Airflow has a handler for SIGTERM alone: by default SIGUSR2 would kill the worker at once."""
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    taken: Any = {"preempt_signal": "USR2", "preempt_grace_s": 60.0, "until": 60.0}
+    before = signal.signal(signal.SIGUSR2, own or signal.SIG_DFL)
+    try:
+        assert tell_this_process(taken) == 30.0
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert sent == signals
