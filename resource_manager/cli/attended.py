@@ -28,7 +28,7 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import LeaseNotFoundError, NewerFormatError, ResourceManagerError
-from resource_manager.jobs.job_preemption import grace_of
+from resource_manager.jobs.job_preemption import grace_of, is_time_over
 from resource_manager.jobs.launchers import Job, JobStatus, LauncherError, LauncherUnreachableError, terminal
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import SignedLauncher
@@ -209,9 +209,10 @@ class Attended:
             lambda manager: manager.place_job(lease_id, [place], fencing_token=token), TTL_S / 2
         )
         if lease["preempted_by"]:
-            say(f"{lease['reason']} before its command began: run it again")
+            is_over = is_time_over(lease)
+            say(f"{lease['reason']} before its command began{'' if is_over else ': run it again'}")
             self._preemption = lease["reason"]
-            raise Interrupted(PREEMPTED)
+            raise Interrupted(TIMED_OUT if is_over else PREEMPTED)
 
     def _attend(self, launcher: SignedLauncher) -> int:
         """Return the exit code of the job that runs now, once all that is to be done after it is done."""

@@ -26,6 +26,8 @@ from resource_manager import GPUResourceManager
 from resource_manager.cli import attended, by_agent, by_hand, main
 from resource_manager.cli.session import say
 from resource_manager.core.changes import GpuClosed
+from resource_manager.core.lease_limits import MAX_RUNTIME
+from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError, StoreUnavailableError
 from resource_manager.jobs import reconcile
@@ -520,6 +522,27 @@ def test_a_command_whose_lease_is_taken_before_it_begins_does_not_begin(
         assert not (tmp_path / "began").exists()
         assert released(manager)["outcome"] == "EVICTED"
         assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]
+
+
+def test_a_command_whose_time_is_over_before_it_begins_ends_as_one_whose_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a slow log-in, or a copy of much code."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+
+        def over(lease_id: str, *given: Any, **more: Any) -> Any:
+            lease = manager.place_job(lease_id, *given, **more)
+            reason = "preempted: its longest runtime is over"
+            return {**lease, "preempted_by": preemptor_in_words(MAX_RUNTIME), "reason": reason}
+
+        words = ["run", "--gpus", "1", "--", "touch", str(tmp_path / "began")]
+        done = CliRunner().invoke(main, words, obj=holding(Mock(wraps=manager, place_job=over)))
+        assert done.exit_code == 124
+        last = done.output.splitlines()[-1]
+        assert last == "gpu-manager: preempted: its longest runtime is over before its command began"
+        assert not (tmp_path / "began").exists()
+        assert manager.leases() == []
 
 
 def test_under_nohup_a_command_outlives_its_terminal(
