@@ -29,10 +29,15 @@ def taken_back(cluster: ClusterState, now: float) -> list[Change]:
 
 
 def outcome_of(lease: Lease, outcome: str) -> str:
-    """Return the outcome of a lease that a limit ended: that of the limit instead of that of a preemption."""
-    if lease.preempted_by == MAX_RUNTIME and outcome in (*_PREEMPTED, Outcome.FAILED):
+    """Return the outcome of a lease that a limit ended: that of the limit instead of that of a preemption.
+
+    Of a failed one, too: what runs in a worker ends so. `IDLE` of one that would wait again says that it does.
+    """
+    has_failed = outcome == Outcome.FAILED
+    if lease.preempted_by == MAX_RUNTIME and (has_failed or outcome in _PREEMPTED):
         return Outcome.TIMED_OUT
-    return Outcome.IDLE if lease.preempted_by == IDLE and outcome in _PREEMPTED else outcome
+    ends = has_failed and lease.request.on_idle != OnIdle.REQUEUE
+    return Outcome.IDLE if lease.preempted_by == IDLE and (ends or outcome in _PREEMPTED) else outcome
 
 
 def likely_outcome(lease: Lease) -> str:

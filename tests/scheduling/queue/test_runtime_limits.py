@@ -9,14 +9,14 @@ import pytest
 
 from resource_manager.core.changes import JobEnd, JobPlaced, Outcome, Preempting, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.lease_limits import MAX_RUNTIME, REQUEUE_AFTER
+from resource_manager.core.lease_limits import IDLE, MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
-from resource_manager.scheduling.queue.runtime_limits import limit_of
+from resource_manager.scheduling.queue.runtime_limits import limit_of, preempted_at_limit
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node
 
@@ -77,6 +77,26 @@ def test_a_job_is_told_in_time_to_be_gone_at_the_limit_and_does_not_wait_again()
         cluster, "x", 590.0, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED
     )
     assert (released.outcome, more) == (Outcome.TIMED_OUT, [])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("limit", "on_idle", "ended", "outcome"),
+    [
+        (MAX_RUNTIME, "end", Outcome.FAILED, Outcome.TIMED_OUT),
+        (IDLE, "end", Outcome.FAILED, Outcome.IDLE),
+        (IDLE, "end", Outcome.SUCCESS, Outcome.SUCCESS),
+        (IDLE, "requeue", Outcome.FAILED, Outcome.FAILED),
+        (REQUEUE_AFTER, "end", Outcome.FAILED, Outcome.FAILED),
+    ],
+)
+def test_a_task_that_fails_as_a_limit_ends_it_has_the_outcome_of_the_limit(
+    limit: str, on_idle: str, ended: Outcome, outcome: Outcome
+) -> None:
+    """As one of `with_gpus` does, in a worker; nothing waits again by that."""
+    cluster = running(placed=False, on_idle=on_idle, ttl_s=1000.0)
+    apply(cluster, preempted_at_limit(cluster.ledger, cluster.leases["x"], limit, 100.0))
+    released, *more = lease_steps.release(cluster, "x", 120.0, outcome=ended)
+    assert (released.outcome, more) == (outcome, [])  # type: ignore[union-attr]
 
 
 def test_a_job_gives_its_gpus_back_after_its_turn_and_waits_behind_others() -> None:
