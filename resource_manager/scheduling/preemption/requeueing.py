@@ -31,7 +31,7 @@ def taken_back(cluster: ClusterState, now: float) -> list[Change]:
 def outcome_of(lease: Lease, outcome: str) -> str:
     """Return the outcome of a lease that a limit ended: that of the limit instead of that of a preemption.
 
-    Of a failed one, too: what runs in a worker ends so. `IDLE` of one that would wait again says that it does.
+    Of a failed one, too: what runs in a worker ends so. `IDLE` of one that waits again says that it does.
     """
     has_failed = outcome == Outcome.FAILED
     if lease.preempted_by == MAX_RUNTIME and (has_failed or outcome in _PREEMPTED):
