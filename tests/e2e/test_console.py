@@ -118,6 +118,20 @@ def test_servers_come_and_go_without_a_reload(page: Any, service: b.Service) -> 
     assert page.evaluate("window.same") is True
 
 
+@pytest.mark.parametrize("page", SCREENS[:1], indirect=True)
+def test_servers_come_and_go_as_they_match_the_filter(page: Any, service: b.Service) -> None:
+    """A server that failed was never shown where those with an error are."""
+    b.log_in(page, service, "olga")
+    page.goto(service.url + "/?state=ERROR")
+    b.expect(page.get_by_text("No server matches.")).to_be_visible()
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    with service.client("olga") as olga:
+        olga.post("/api/servers/2/drain", json={"reason": "fan", "failed": True}).raise_for_status()
+        b.expect(page.locator("#server-2")).to_contain_text("fan")
+        olga.post("/api/servers/2/resume").raise_for_status()
+        b.expect(page.get_by_text("No server matches.")).to_be_visible()
+
+
 def test_a_browser_whose_clock_is_ahead_shows_the_service_s_ages(chromium: Any, service: b.Service) -> None:
     context = chromium.new_context()
     context.add_init_script("const now = Date.now; Date.now = () => now() + 600000;")

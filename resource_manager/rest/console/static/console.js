@@ -56,7 +56,7 @@
         replace(own, fresh.querySelector("[data-fragment]"));
         relist = whole && missed;
       }
-      if (!whole || relist) await refreshRows(ids, all);
+      if (!own || missed) await refreshRows(ids, all);
       const parts = document.querySelectorAll("[data-part]");
       if (parts.length) {
         const fresh = await page(root + "/fragments/side");
