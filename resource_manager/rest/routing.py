@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -180,9 +181,7 @@ def _error_page(problem: ProblemError) -> flask.Response:
     """Return a page with the problem; redirect an unknown caller to the log-in page if there is one."""
     service = current_service()
     if problem.status == 401 and service.authenticator.login and "Authorization" not in flask.request.headers:
-        is_page = flask.request.method == "GET" and flask.request.endpoint != "gpu.page_servers"
-        wanted = f"{flask.request.script_root}{flask.request.full_path}".rstrip("?") if is_page else None
-        return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=wanted), 303))
+        return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=_wanted()), 303))
     title = problems.TITLES.get(problem.status, "Error")
     caller = flask.g.get("identity")
     csrf = auth.csrf_token(service.secret, caller)
@@ -190,6 +189,19 @@ def _error_page(problem: ProblemError) -> flask.Response:
         "error.html", service=service, caller=caller, csrf=csrf, title=title, detail=problem.detail
     )
     return flask.Response(page, problem.status, headers=problem.headers)
+
+
+def _wanted() -> str | None:
+    """Return the page to go on with after the log-in, None for the first; say of a form that it did nothing."""
+    request = flask.request
+    if request.method == "GET":
+        is_first = request.endpoint == "gpu.page_servers"
+        return None if is_first else f"{request.script_root}{request.full_path}".rstrip("?")
+    if request.endpoint == "gpu.page_logout":
+        return None
+    flask.flash("Nothing was done: you are not logged in any more. Log in and do it again.")
+    page = re.fullmatch(r"https?://[^/]+(/[^#]*)", request.referrer or "")
+    return None if page is None or "/act/" in page[1] else page[1]
 
 
 def unknown_path(error: HTTPException) -> flask.Response:

@@ -57,6 +57,20 @@ def test_a_change_whose_answer_was_lost_is_shown_once_the_service_answers(
     assert lost
 
 
+def test_what_somebody_types_stays_when_the_session_ends(page: Any, service: b.Service) -> None:
+    row = page.locator("#server-0")
+    row.get_by_text("Drain…").click()
+    row.get_by_label("Reason").fill("new fan")
+    other = page.context.new_page()
+    other.goto(f"{service.url}/queue")
+    other.get_by_role("button", name="Log out").click()
+    allocate(service, "meanwhile", 1)
+    b.expect(page.get_by_text("Offline", exact=True)).to_be_visible()
+    b.expect(row.get_by_label("Reason")).to_have_value("new fan")
+    row.get_by_role("button", name="Drain gpu-server-0").click()
+    b.expect(page.get_by_text("Nothing was done: you are not logged in any more.")).to_be_visible()
+
+
 def test_a_page_whose_session_has_ended_leads_to_the_log_in(page: Any, service: b.Service) -> None:
     other = page.context.new_page()
     other.goto(f"{service.url}/queue")

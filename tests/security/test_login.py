@@ -87,6 +87,37 @@ def test_a_log_in_by_token_leads_to_the_page_that_was_asked_for(
     assert (answer.status_code, answer.headers["Location"]) == (303, destination)
 
 
+@pytest.mark.parametrize(
+    ("came_from", "destination"),
+    [
+        ("http://localhost/servers/0?x=1", "/servers/0?x=1"),
+        ("http://localhost/act/hold?name=0", "/"),
+        ("http://[", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_form_of_a_session_that_is_over_says_that_it_did_nothing(
+    service: Service, kept: Persistence, came_from: str, destination: str
+) -> None:
+    """The log-in page came, then the overview, and no word that the server was not drained."""
+    browser = create_app(service).test_client()
+    text = tokens.create(kept.tokens, "olga", Role.OPERATOR)
+    browser.post("/login", data={"token": text})
+    with browser.session_transaction() as session:
+        kept.sessions.end(session["token_id"], session["session_id"])
+    drained = browser.post(
+        "/act/servers/drain", data={"server": "gpu-server-0"}, headers={"Referer": came_from}
+    )
+    page = browser.get(drained.headers["Location"]).get_data(as_text=True)
+    assert "Nothing was done: you are not logged in any more." in page
+    wanted = html.unescape("".join(re.findall(r'name="next" value="([^"]*)"', page)))
+    answer = browser.post("/login", data={"token": text, "next": wanted})
+    assert (answer.status_code, answer.headers["Location"]) == (303, destination)
+    with browser.session_transaction() as session:
+        kept.sessions.end(session["token_id"], session["session_id"])
+    assert "Nothing" not in browser.post("/logout", follow_redirects=True).get_data(as_text=True)
+
+
 def test_wrong_tokens_from_one_browser_shut_nobody_out(service: Service, kept: Persistence) -> None:
     """One address is often that of many: of an office, or of the proxy in front."""
     app = create_app(service)

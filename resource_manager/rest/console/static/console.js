@@ -31,7 +31,8 @@
 
   async function page(url) {
     const response = await fetch(url, { headers: { Accept: "text/html" }, credentials: "same-origin" });
-    if (response.redirected && new URL(response.url).pathname === root + "/login") location.reload(); // leads there
+    if (response.redirected && new URL(response.url).pathname === root + "/login"
+      && !document.querySelector(":popover-open")) location.reload(); // leads there, but not while somebody types
     if (!response.ok || response.redirected) throw new Error(String(response.status));
     return reckon(new DOMParser().parseFromString(await response.text(), "text/html"));
   }
