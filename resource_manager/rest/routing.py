@@ -192,7 +192,7 @@ def _error_page(problem: ProblemError) -> flask.Response:
 
 
 def _wanted() -> str | None:
-    """Return the page to go on with after the log-in, None for the first; say of a form that it did nothing."""
+    """Return the page to lead to after the log-in, None for the first; say of a form that it did nothing."""
     request = flask.request
     if request.method == "GET":
         is_first = request.endpoint == "gpu.page_servers"
