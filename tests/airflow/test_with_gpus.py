@@ -54,6 +54,8 @@ from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.docker import DockerLauncher
 from resource_manager.jobs.launchers.docker_container import environment_of
 from tests.agent.marks import jobs_with
+from tests.agent.reporting import server
+from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, context_of
 
 try:  # Airflow has it since 3.1
@@ -444,6 +446,15 @@ def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
     assert resumed(operator, deferred, event) == ({"found": "value"}, 1, LEASE, LEASE)
     assert manager.leases() == []
     assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_the_log_of_a_deferred_operator_says_once_that_its_gpus_compute_nothing(manager, capfd):
+    """It has no process of its own by then, which would say so."""
+    operator, deferred = deferred_by(manager, demand={"ttl": 1, "idle_after": 1e-6})
+    report_of(manager, utilization_percent=0)
+    resumed(operator, deferred, fired(deferred))
+    assert capfd.readouterr().out.count("have computed nothing for") == 1
 
 
 @pytest.mark.parametrize("classpath", ["no_such_module.Waits", f"{__name__}.NoSuchTrigger"])

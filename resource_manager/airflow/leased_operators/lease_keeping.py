@@ -16,10 +16,12 @@ from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import HELD_FOR
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, failing_alone, renewal_pause_s
+from resource_manager.airflow.use_meter import gpus_of
 from resource_manager.airflow.version_compat import task_that_may_ask
 from resource_manager.airflow.worker_guard import STOP_S
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.use_results import IdleWarning
 
 TIMED_OUT = "Trigger timeout"
 """Airflow's word for a deferral that took longer than it may."""
@@ -97,7 +99,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     async def _keep(self) -> str:
         """Renew the lease until it cannot be or is taken, or a GPU of it fails; return why."""
         lease_id, token, clock = self.identity.lease_id, self.fencing_token, asyncio.get_running_loop().time
-        renewed_at = clock()
+        renewed_at, warning = clock(), IdleWarning(lambda line: self.log.warning("%s", line))
         while True:
             asked_at = clock()
             held_until = renewed_at + HELD_FOR * self.ttl_s if self._can_end else None
@@ -113,8 +115,12 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
                 return f"one of its GPUs failed: {why}"
             if lease["preempted_by"] and self._can_end:
                 return f"its lease is {lease['reason']}"
-            renewed_at = asked_at
-            await asyncio.sleep(renewal_pause_s(self.ttl_s / 4, lease["preempt_grace_s"]))
+            renewed_at, pause_s = asked_at, renewal_pause_s(self.ttl_s / 4, lease["preempt_grace_s"])
+            due_at = clock() + pause_s
+            with suppress(Exception):  # a use that is not known warns of nothing
+                servers = await self.shared.gpus([member["server_name"] for member in lease["members"]])
+                warning.see(gpus_of(servers, lease_id), lease_id)
+            await asyncio.sleep(due_at - clock())
 
     @property
     def _can_end(self) -> bool:
