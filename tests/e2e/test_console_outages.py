@@ -77,3 +77,26 @@ def test_a_page_whose_session_has_ended_leads_to_the_log_in(page: Any, service: 
     other.get_by_role("button", name="Log out").click()
     allocate(service, "after", 3)
     b.expect(page).to_have_url(re.compile("/login"))
+
+
+def test_the_page_of_a_server_that_has_left_says_so(page: Any, service: b.Service) -> None:
+    """It showed free GPUs and "Offline: reconnecting" for ever."""
+
+    def have(count: int) -> None:
+        servers = [{"name": "gpu-server-{id}", "count": count, "gpus": 8, "gpu_type": "A100", "cpus": 64}]
+        with service.client("olga") as olga:
+            olga.put("/api/cluster", json={"sections": {"servers": servers}}).raise_for_status()
+
+    have(5)
+    page.goto(f"{service.url}/servers/4")
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    have(4)
+    b.expect(page.get_by_text("server 4 is not in the inventory")).to_be_visible()
+
+
+def test_a_page_that_the_browser_brings_back_is_loaded_again(page: Any) -> None:
+    """Its stream was closed when it was left, and it said "Live" of what it showed then."""
+    page.evaluate("window.old = true")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    page.wait_for_function("window.old === undefined")
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()

@@ -31,8 +31,9 @@
 
   async function page(url) {
     const response = await fetch(url, { headers: { Accept: "text/html" }, credentials: "same-origin" });
-    if (response.redirected && new URL(response.url).pathname === root + "/login"
-      && !document.querySelector(":popover-open")) location.reload(); // leads there, but not while somebody types
+    const isOut = response.redirected && new URL(response.url).pathname === root + "/login"; // a reload leads there
+    const isGone = [403, 404].includes(response.status) && url === location.href; // a reload says what has left
+    if ((isOut || isGone) && !document.querySelector(":popover-open")) location.reload(); // nobody types
     if (!response.ok || response.redirected) throw new Error(String(response.status));
     return reckon(new DOMParser().parseFromString(await response.text(), "text/html"));
   }
@@ -103,6 +104,7 @@
   }
 
   window.addEventListener("pagehide", () => { if (source) source.close(); });
+  window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); }); // as it was once left
 
   function follow() {
     source = new EventSource(root + "/events?after=" + version);
