@@ -100,3 +100,53 @@ def test_a_page_that_the_browser_brings_back_is_loaded_again(page: Any) -> None:
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     page.wait_for_function("window.old === undefined")
     b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+
+
+STREAMS = """window.streams = [];
+window.EventSource = class extends EventSource { constructor(url) { super(url); streams.push(this); } };"""
+"""Script that notes the streams of a page."""
+
+SHOWN = """isShown => {
+    Object.defineProperty(document, "hidden", {value: !isShown, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange"));
+    return streams.map(stream => stream.readyState === EventSource.CLOSED);
+}"""
+"""Script that shows or hides a page as a choice of tabs does, and returns which streams are closed."""
+
+
+def test_a_page_that_nobody_sees_follows_nothing_and_is_current_once_it_is_seen(
+    page: Any, service: b.Service
+) -> None:
+    """Six tabs of a browser had all connections to the service: no seventh page was loaded."""
+    page.add_init_script(STREAMS)
+    page.reload()
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    assert page.evaluate(SHOWN, False) == [True]
+    allocate(service, "unseen", 0)
+    assert page.evaluate(SHOWN, True) == [True, False]
+    b.expect(page.locator(".cell[data-task=unseen]")).to_have_count(1)
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+
+
+def test_a_stream_that_lasts_longer_than_the_service_lets_it_is_opened_again(
+    page: Any, service: b.Service
+) -> None:
+    """Its connection is gone without a word, as after a laptop's sleep: the page said "Live"."""
+    page.clock.install()
+    page.add_init_script(STREAMS)
+    page.reload()
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    page.clock.run_for(320_000)
+    assert page.evaluate("streams.length") == 1
+    page.clock.run_for(30_000)
+    assert page.evaluate("streams.map(stream => stream.readyState === EventSource.CLOSED)") == [True, False]
+
+
+@pytest.mark.parametrize("path", ["/", "/timeline", "/queue"])
+def test_a_page_is_drawn_each_minute_though_nothing_changes(page: Any, service: b.Service, path: str) -> None:
+    """The timeline's line of now stood still, and a maintenance window began unseen."""
+    page.clock.install()
+    page.goto(service.url + path)
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    with page.expect_response(service.url + path):
+        page.clock.run_for(65_000)

@@ -6,6 +6,7 @@
   const live = document.getElementById("live");
   const THROTTLE_MS = 1000;
   const POLL_MS = 5000;
+  const LONGEST_STREAM_MS = 330000; // the service ends each after 300 s
   let version = Number(body.dataset.version || 0);
   let pending = new Set();
   let everything = false;
@@ -15,6 +16,8 @@
   let busy = false;
   let refreshed = -Infinity;
   let source = null;
+  let heard = 0; // when the stream was opened last, or told something
+  let looks = 0;
   let questions = 0; // how many dialogs were wanted
   let ahead = 0; // seconds by which this machine's clock is ahead of the service's
 
@@ -106,10 +109,26 @@
   window.addEventListener("pagehide", () => { if (source) source.close(); });
   window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); }); // as it was once left
 
+  document.addEventListener("visibilitychange", () => {
+    // A browser has six connections to a host, over all its tabs: a stream of each would stop them all.
+    if (source) source.close();
+    if (follows && !document.hidden) catchUp();
+  });
+
+  function catchUp() {
+    everything = relist = true;
+    later();
+    follow();
+  }
+
   function follow() {
+    if (source) source.close();
+    if (document.hidden) return;
     source = new EventSource(root + "/events?after=" + version);
-    source.onopen = () => show("on");
+    heard = Date.now();
+    source.onopen = () => { heard = Date.now(); show("on"); };
     source.addEventListener("change", (event) => {
+      heard = Date.now();
       const notice = JSON.parse(event.data);
       version = notice.version;
       if (notice.servers === null) everything = relist = true;
@@ -204,11 +223,20 @@
     });
   }
   reckon(document);
-  if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment], [data-part]")) follow();
+  const follows = body.dataset.csrf && document.querySelector("[data-server], [data-fragment], [data-part]");
+  if (follows) follow();
   setInterval(tick, 10000);
   setInterval(() => {
-    if (document.hidden || !document.querySelector(".uses, table.gpus")) return;
+    if (document.hidden || !source) return;
+    if (source.readyState !== EventSource.CLOSED && Date.now() - heard > LONGEST_STREAM_MS) {
+      show("off"); // nothing has come for longer than a stream lasts: its connection is gone
+      return catchUp();
+    }
+    // Time alone moves the timeline, begins a maintenance window and wears out the token of a form.
+    const isMinute = ++looks % 6 === 0;
+    if (!isMinute && !document.querySelector(".uses, table.gpus")) return;
     everything = true;
+    relist = relist || isMinute;
     later();
   }, 10000);
 })();
