@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import ssl
@@ -88,6 +89,11 @@ def test_the_service_behind_the_proxy_of_the_page(proxied: tuple[httpx.Client, s
         assert next(events.iter_lines()), "the first event is not kept back"
     client.get("/api/status", headers={"Authorization": f"Bearer {token}", "X-Forwarded-For": "10.9.8.7"})
     assert "10.9.8.7" not in log.read_text(), "the proxy says who calls, not the caller"
+    options = ("--silent", "--http2", "--output", os.devnull, "--write-out", "%{http_version} %{http_code}")
+    curl = ["curl", *options, "--cacert", str(log.with_name("certificate.pem"))]
+    log_in = ["--header", f"Origin: {origin}", "--data-urlencode", f"token={token}", f"{origin}/login"]
+    browser = subprocess.run([*curl, *log_in], capture_output=True)
+    assert browser.stdout == b"2 303", "as browsers ask, whose pages would take all connections of HTTP/1.1"
     bearer = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     large = client.put("/api/cluster", content=b" " * (MAX_CLUSTER_BYTES - 1), headers=bearer)
     assert large.status_code == 400, large.text
