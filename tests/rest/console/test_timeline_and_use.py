@@ -110,6 +110,13 @@ def test_an_empty_timeline_says_the_next_step(
     assert "No lease in this time." in page(as_role, "/timeline?hours=1")
 
 
+def test_a_timeline_of_no_server_says_so(as_role: AsRole) -> None:
+    """With a request that waits there was an empty chart and no word, else advice that did not help."""
+    text = page(as_role, "/timeline?q=nosuch")
+    assert ("No server matches." in text, "No lease in this time." in text) == (True, False)
+    assert "No server matches." not in page(as_role, "/timeline?q=now")
+
+
 def test_use_names_who_wasted_most_and_adds_up(as_role: AsRole) -> None:
     raw = page(as_role, "/use?by=team&days=1")
     assert "<b>" not in raw.replace("<body", "")
