@@ -201,7 +201,7 @@ def _cell(
     text = name if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
-        who += f"; {free_milli / MILLI_PER_GPU:.0%} {'free' if state.is_open else 'closed'}"
+        who += f"; {100 * free_milli / MILLI_PER_GPU:g}% {'free' if state.is_open else 'closed'}"
     if any(lease.quarantined for lease in leases):
         classes += " quarantined"
         text = f"⚠ {text}"
@@ -284,7 +284,9 @@ def lease_row(
 ) -> dict[str, Any]:
     """Return a lease as an allocation, with what its row in a table shows besides."""
     request = lease.request
-    share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli / MILLI_PER_GPU:.0%} of it)"
+    share = (
+        "" if request.gpu_milli == MILLI_PER_GPU else f" ({100 * request.gpu_milli / MILLI_PER_GPU:g}% of it)"
+    )
     gpu_ids = [cluster.by_name[member.node].gpu_ids_of(member) for member in lease.members]
     return {
         **serializers.allocation(cluster, lease),

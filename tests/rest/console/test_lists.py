@@ -97,3 +97,10 @@ def test_a_name_from_right_to_left_turns_nothing_beside_it(
 ) -> None:
     manager.submit("אימון", 2)
     assert "<bdi>אימון</bdi></a> <code>" in text_of(as_role(Role.READER), "/leases")
+
+
+def test_a_small_part_of_a_gpu_is_not_shown_as_none(manager: GPUResourceManager, as_role: AsRole) -> None:
+    manager.submit("tiny", 1, gpu_milli=4)
+    reader = as_role(Role.READER)
+    assert "(0.4% of it)" in text_of(reader, "/leases")
+    assert "; 99.6% free" in text_of(reader, "/")
