@@ -139,7 +139,7 @@ def _failures(route: Route) -> dict[str, Any]:
     statuses = {*route.failures, 429, 503}
     if route.role is not None:
         statuses |= {401, 403}
-    if route.query is not None:
+    if route.query is not None or route.changes:
         statuses |= {400}
     if route.body is not None:
         statuses |= {400, 403, 409, 411, 413, 415, 422}
