@@ -188,7 +188,10 @@ def _error_page(problem: ProblemError) -> flask.Response:
     page = flask.render_template(
         "error.html", service=service, caller=caller, csrf=csrf, title=title, detail=problem.detail
     )
-    return flask.Response(page, problem.status, headers=problem.headers)
+    response = flask.Response(page, problem.status, headers=problem.headers)
+    if problem.status == 503 and flask.request.method == "GET":
+        response.headers["Refresh"] = problem.headers.get("Retry-After", "10")  # it shows what there is then
+    return response
 
 
 def _wanted() -> str | None:

@@ -32,6 +32,9 @@ def test_no_page_follows_a_store_that_cannot_be_read(
         now[0] += 6
         assert next(lines, "its end") == "its end"
         assert as_role(Role.READER).get("/events").status_code == 503
+        page = as_role(Role.READER, "olga").get("/queue")
+        assert page.status_code == 503
+        assert page.headers["Refresh"] == page.headers["Retry-After"], "it is loaded again by itself"
     answer = as_role(Role.READER, "vera").get("/events", buffered=False)
     assert answer.status_code == 200
     answer.close()
