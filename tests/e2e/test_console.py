@@ -198,6 +198,27 @@ def test_a_form_that_changes_something_is_sent_once(page: Any, service: b.Servic
         assert page.get_by_role("button", name=button).evaluate(PRESSED_TWICE) == refused
 
 
+CLICKED = """link => ["", "ctrlKey", "metaKey", "shiftKey"].map(key => {
+    window.parent = {history: {pushState() {}}, dispatchEvent() {}};
+    let taken;
+    const note = event => { taken = event.defaultPrevented; event.preventDefault(); };
+    addEventListener("click", note, {once: true});
+    link.dispatchEvent(new MouseEvent("click", {bubbles: true, cancelable: true, [key]: true}));
+    return taken;
+})"""
+"""Script that clicks a link as inside of Airflow, and returns for each key whether the page follows it."""
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], indirect=True)
+def test_a_link_to_airflow_can_be_opened_in_a_tab_of_its_own(page: Any, service: b.Service) -> None:
+    labels = {"dag_id": "d", "run_id": "manual__1", "task_id": "t"}
+    shown = allocate(service, "ursula", "tab", labels=labels)
+    b.log_in(page, service, "ursula")
+    page.goto(service.url + "/leases")
+    link = page.get_by_role("link", name=f"Task and log of {shown}")
+    assert link.evaluate(CLICKED) == [True, False, False, False]
+
+
 def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
     shown = allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")

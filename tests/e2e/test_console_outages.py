@@ -150,3 +150,13 @@ def test_a_page_is_drawn_each_minute_though_nothing_changes(page: Any, service: 
     b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
     with page.expect_response(service.url + path):
         page.clock.run_for(65_000)
+
+
+def test_that_a_page_is_live_is_said_once(page: Any, service: b.Service) -> None:
+    """A reader of the screen said it again after each change."""
+    page.evaluate("new MutationObserver(() => window.again = true).observe(live, {childList: true})")
+    before = page.locator("#totals").text_content()
+    with service.client("olga") as olga:
+        olga.post("/api/servers/2/drain", json={"reason": "fan"}).raise_for_status()
+    page.wait_for_function("before => document.querySelector('#totals').textContent !== before", arg=before)
+    assert page.evaluate("window.again") is None

@@ -100,7 +100,7 @@
   }
 
   function show(state) {
-    if (!live) return;
+    if (!live || live.dataset.state === state) return; // readers of the screen say a text that is set again
     live.dataset.state = state;
     live.title = state === "on" ? "Live" : "Offline: reconnecting";
     live.textContent = state === "on" ? "Live" : "Offline";
@@ -177,7 +177,8 @@
 
   document.addEventListener("click", (event) => {
     const asks = event.target.closest("a[data-ask]");
-    if (asks && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+    const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey; // not for a tab or window of its own
+    if (asks && isPlain) {
       event.preventDefault();
       ask(asks);
     }
@@ -188,7 +189,7 @@
       location.search = query.toString();
     }
     const link = event.target.closest("a[data-airflow]");
-    if (link && window.parent !== window) {
+    if (link && isPlain && window.parent !== window) {
       // Inside Airflow's frame: Airflow's own router opens the link, because the frame may not navigate the page.
       event.preventDefault();
       window.parent.history.pushState({}, "", link.href);
