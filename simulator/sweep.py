@@ -15,8 +15,10 @@ from concurrent.futures import (
     as_completed,
 )
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+from threading import current_thread, main_thread
 from typing import Any, Protocol
 
 from resource_manager.errors import how_to_install
@@ -103,12 +105,42 @@ def processes(workers: int | None = None) -> Iterator[Executor]:
         with ThreadPoolExecutor(1) as alone:  # saves starting a process and sending data to it
             yield alone
         return
-    # A process with threads must not be forked; a fresh one imports what it needs.
-    with ProcessPoolExecutor(min(workers or cores, cores), mp_context=get_context("forkserver")) as pool:
-        try:
-            yield pool
-        except BrokenExecutor as error:
-            raise SimulationError(f"{ENDED}: use fewer at a time (--workers, or --jobs of vgpu)") from error
+    others = active_children()
+    pool = ProcessPoolExecutor(
+        min(workers or cores, cores),
+        # A process with threads must not be forked; a fresh one imports what it needs.
+        mp_context=get_context("forkserver"),
+        initializer=signal,  # a terminal sends Ctrl-C to every process: this one ends the others
+        initargs=(SIGINT, SIG_IGN),
+    )
+    try:
+        yield pool
+    except BaseException as error:
+        # Waiting for runs whose results are lost takes long, and with a second Ctrl-C it would never end.
+        with _uninterrupted():
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                if process not in others:
+                    process.terminate()
+                    process.join()
+        if isinstance(error, BrokenExecutor):
+            why = f"{ENDED}: use fewer at a time (--workers, or --jobs of vgpu)"
+            raise SimulationError(why) from error
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C, which only the main thread is told of."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal(SIGINT, SIG_IGN)
+    try:
+        yield
+    finally:
+        signal(SIGINT, before)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,55 @@ def killed(case: Numbered) -> dict[str, Any]:
 def test_a_process_that_is_killed_is_named() -> None:
     with pytest.raises(SimulationError, match="want of memory: use fewer"), sweep.processes(2) as pool:
         sweep.sweep(killed, [Numbered(1), Numbered(2)], pool)
+
+
+def tell_and_wait(begun: Path, goes_on: Path) -> str:
+    begun.write_text("")
+    return goes_on.read_text()
+
+
+@pytest.mark.parametrize("ended_by", [KeyboardInterrupt, ValueError])
+def test_no_run_is_waited_for_whose_result_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: type[BaseException]
+) -> None:
+    """Ctrl-C comes twice at once from `timeout -s INT`."""
+    shutdown = ProcessPoolExecutor.shutdown
+
+    def interrupted(pool: ProcessPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if ended_by is KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+        shutdown(pool, wait, cancel_futures=cancel_futures)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", interrupted)
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes_on"
+    for path in (begun, goes_on):
+        os.mkfifo(path)
+    late = threading.Timer(9, goes_on.write_text, ("",))  # lets a pool end that waits for the run
+    late.daemon = True
+    before = signal.getsignal(signal.SIGINT)
+    late.start()
+    runs: list[Future[str]] = []
+
+    def end_while_it_runs() -> None:
+        with sweep.processes(2) as pool:
+            runs.append(pool.submit(tell_and_wait, begun, goes_on))
+            begun.read_text()
+            raise ended_by
+
+    with pytest.raises(ended_by):
+        end_while_it_runs()
+    assert isinstance(runs[0].exception(), BrokenExecutor)
+    late.cancel()
+    assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C is heard again"
+
+
+def ignored(signal_number: int) -> bool:
+    return signal.getsignal(signal_number) is signal.SIG_IGN
+
+
+def test_a_process_of_the_runs_leaves_ctrl_c_to_the_command() -> None:
+    with sweep.processes(2) as pool:
+        assert pool.submit(ignored, signal.SIGINT).result()
 
 
 def compare(own: Path, *more: str) -> Result:
