@@ -26,6 +26,9 @@ HEALTH = {
 MAX_SHOWN = 50
 """Most changes of a server that its page shows."""
 
+MAX_READ = 5 * MAX_LOOKED_AT
+"""Most changes that are read at once for those that are no renewals: a store keeps about as many."""
+
 History = Callable[[int, int], Sequence[Recorded]]
 """Changes after a version, oldest first, so many at most."""
 
@@ -47,9 +50,7 @@ class RecentChanges:
         """Return the newest kept changes up to this version, the newest first."""
         with self._lock:
             if not self._follow(history, version):
-                self._changes.clear()
-                self._last = None
-                self._add([*islice(newest_changes(history, version), MAX_LOOKED_AT)][::-1])
+                self._read(history, version)
             return [change for change in reversed(self._changes) if change["version"] <= version]
 
     def _follow(self, history: History, version: int) -> bool:
@@ -57,7 +58,7 @@ class RecentChanges:
 
         False after a restore of an older dump, or where the store has dropped them all.
         """
-        if self._last is None or version > self._last["version"] + MAX_LOOKED_AT:
+        if self._last is None or version > self._last["version"] + MAX_READ:
             return False
         page = history(self._last["version"] - 1, PAGE)
         if not page or page[0] != self._last:
@@ -67,6 +68,17 @@ class RecentChanges:
             page = history(page[-1]["version"], PAGE)
             self._add(page)
         return True
+
+    def _read(self, history: History, version: int) -> None:
+        last: Recorded | None = None
+        found: deque[Recorded] = deque(maxlen=MAX_LOOKED_AT)
+        for change in islice(newest_changes(history, version), MAX_READ):
+            last = last or change
+            if change["change"] != "renewed":
+                found.appendleft(change)
+                if len(found) == MAX_LOOKED_AT:
+                    break
+        self._last, self._changes = last, found
 
     def _add(self, changes: Sequence[Recorded]) -> None:
         self._changes.extend(change for change in changes if change["change"] != "renewed")

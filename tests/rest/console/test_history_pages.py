@@ -9,8 +9,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.recorded_changes import MAX_LOOKED_AT
-from resource_manager.rest.console.history_pages import RecentChanges
+from resource_manager.rest.console.history_pages import MAX_READ, RecentChanges
 from resource_manager.rest.tokens import Role
 
 
@@ -61,11 +62,40 @@ def test_renewals_push_nothing_out() -> None:
 def test_after_a_long_time_only_the_newest_are_read() -> None:
     kept, recent = Kept(10), RecentChanges()
     recent.newest(kept, 10)
-    kept.grow(2 * MAX_LOOKED_AT)
+    kept.grow(MAX_READ + 1)
     kept.read = 0
     version = len(kept.changes)
     assert recent.newest(kept, version) == kept.newest_first(version)
     assert kept.read <= MAX_LOOKED_AT + 1000
+
+
+def test_renewals_of_a_morning_without_a_page_push_nothing_out() -> None:
+    """A service that was just started, and one that nobody looked at, read as far as the store reaches."""
+    kept, recent = Kept(10), RecentChanges()
+    shown = recent.newest(kept, 10)
+    kept.grow(MAX_READ - 100, "renewed")
+    assert recent.newest(kept, len(kept.changes)) == shown
+    assert kept.read <= MAX_READ
+    restarted = RecentChanges()
+    assert restarted.newest(kept, len(kept.changes)) == shown
+    kept.grow(200, "renewed")
+    kept.read = 0
+    assert RecentChanges().newest(kept, len(kept.changes)) == []
+    assert kept.read <= MAX_READ + 1000
+    assert restarted.newest(kept, len(kept.changes)) == shown
+
+
+def test_after_an_outage_amid_the_first_read_all_is_read() -> None:
+    kept, recent = Kept(3000), RecentChanges()
+
+    def fails(after: int, limit: int) -> list[Any]:
+        if after < 2000:
+            raise StoreUnavailableError("gone")
+        return kept(after, limit)
+
+    with pytest.raises(StoreUnavailableError):
+        recent.newest(fails, 3000)
+    assert recent.newest(kept, 3000) == kept.newest_first(3000)
 
 
 @pytest.mark.parametrize("grows", [0, 80], ids=["shorter", "other"])
