@@ -8,7 +8,7 @@ from contextlib import closing
 
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import InvalidRequestError
-from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers import LauncherError, NoAnswerError
 from resource_manager.jobs.launchers.slurm import SlurmLauncher
 from resource_manager.jobs.reconcile import Action, ActionKind, TaskStates
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -21,6 +21,9 @@ KEPT_S = 30 * 86_400.0
 
 COLLECTABLE_S = 86_400.0
 """Time from a job's end for which it waits for a clear of its task, which goes on with it."""
+
+MAX_REMOVED = 50
+"""Jobs whose files are removed at once: there may be hundreds, and who ends live jobs comes again soon."""
 
 
 def publish(launcher: SlurmLauncher, manager: LeaseService) -> None:
@@ -40,11 +43,11 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
         try:
             with closing(SlurmLauncher(JobPlace("slurm", "", conn_id))) as launcher:
                 here = launcher.read_all({}, since=time.time() - KEPT_S).records
-                for job in _left_behind(here, states, instance):
-                    launcher.stop(job["key"])
-                    what = "job" if is_live(job) else "files of job"
-                    detail = f"{what} {job['id']} on Slurm, as its task has ended"
-                    actions.append(Action(job["task_id"], job["task_id"], ActionKind.STOPPED, detail))
+                left = sorted(_left_behind(here, states, instance), key=is_live, reverse=True)
+                for job in left[: MAX_REMOVED + sum(map(is_live, left))]:
+                    # Those before may have taken minutes: its task may have been cleared meanwhile.
+                    if _left_behind([job], states, instance):
+                        actions.append(_end(launcher, job))
                 if {job["key"] for job in here}.isdisjoint(job["key"] for job in known):
                     # Another account has a folder of its own: its list would take the place of theirs.
                     kept = "none of its jobs is in this account's folder: run as the user that submits them"
@@ -58,6 +61,19 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
             kept = f"its jobs may still run: {error}"
             actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
     return actions
+
+
+def _end(launcher: SlurmLauncher, job: SlurmJob) -> Action:
+    """End a job or remove its files; the action says why not, such as a node that is down."""
+    what = f"{'job' if is_live(job) else 'files of job'} {job['id']} on Slurm"
+    kind, detail = ActionKind.STOPPED, f"{what}, as its task has ended"
+    try:
+        launcher.stop(job["key"])
+    except NoAnswerError:  # the others would wait as long in vain
+        raise
+    except LauncherError as error:
+        kind, detail = ActionKind.KEPT, f"{what}: {error}"
+    return Action(job["task_id"], job["task_id"], kind, detail)
 
 
 def _left_behind(jobs: Sequence[SlurmJob], states: TaskStates, instance: str) -> list[SlurmJob]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from resource_manager.cli.reconciling import AirflowLogin
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import InvalidRequestError, StoreUnavailableError
 from resource_manager.jobs import reconcile, slurm_records
+from resource_manager.jobs.launchers import LauncherError, NoAnswerError
 from resource_manager.jobs.launchers.slurm import Look
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -103,6 +104,86 @@ def test_files_that_nobody_collects_are_removed_a_day_after_the_end_of_a_job_who
             ["gpu-k-1a2b3c4d-2"],
             "files of job 2 on Slurm, as its task has ended",
         )
+
+
+def see(monkeypatch: pytest.MonkeyPatch, jobs: list[SlurmJob], stop: Callable[[str], None]) -> None:
+    """Have the login node say these jobs, and do this where one is to be stopped."""
+    login_node = "resource_manager.jobs.slurm_records.SlurmLauncher"
+    monkeypatch.setattr(f"{login_node}.read_all", lambda *_, **__: Look({}, "c", jobs))
+    monkeypatch.setattr(f"{login_node}.stop", lambda _, key: stop(key))
+
+
+def test_live_jobs_end_before_the_files_of_hundreds_that_are_over_are_removed_some_at_a_time(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live ones kept their GPUs meanwhile, for longer than a run of the reconciler may take."""
+    over: Any = {"ended_at": time.time() - 90_000.0, "uncollected": True}
+    jobs = [job_of(GONE, number, **over) for number in range(1, slurm_records.MAX_REMOVED + 3)]
+    jobs += [job_of(GONE, 1001), job_of(GONE, 1002)]
+
+    def stop(key: str) -> None:
+        stopped.append(key)
+        jobs[:] = [job for job in jobs if job["key"] != key]
+
+    see(monkeypatch, jobs, stop)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(GONE, 1001)])
+        slurm_records.end_left_behind(manager, States(), "here")
+        assert stopped[:3] == ["gpu-k-1a2b3c4d-1001", "gpu-k-1a2b3c4d-1002", "gpu-k-1a2b3c4d-1"]
+        assert len(stopped) == slurm_records.MAX_REMOVED + 2
+        slurm_records.end_left_behind(manager, States(), "here")
+        assert jobs == []
+
+
+def test_a_task_that_is_cleared_while_other_jobs_are_ended_goes_on_with_its_job(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = States()
+
+    def stop(key: str) -> None:
+        stopped.append(key)
+        monkeypatch.setattr(states, "unfinished", set)  # all were cleared
+
+    see(monkeypatch, [job_of(GONE, 1), job_of(GONE, 2)], stop)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(GONE, 1), job_of(GONE, 2)])
+        slurm_records.end_left_behind(manager, states, "here")
+    assert stopped == ["gpu-k-1a2b3c4d-1"]
+
+
+@pytest.mark.parametrize("ended_at", [None, 1000.0])
+def test_a_job_that_cannot_be_ended_leaves_no_other_as_it_is(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch, ended_at: float | None
+) -> None:
+    """As one on a node that is down: those after it ran on, round by round."""
+    jobs = [job_of(GONE, number, ended_at=ended_at, uncollected=True) for number in (1, 2)]
+
+    def stop(key: str) -> None:
+        if key.endswith("-1"):
+            raise LauncherError("Slurm still has job 1")
+        stopped.append(key)
+
+    see(monkeypatch, jobs, stop)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(GONE, 1)])
+        kept, ended = slurm_records.end_left_behind(manager, States(), "here")
+        assert (kept.action, ended.action) == (ActionKind.KEPT, ActionKind.STOPPED)
+        assert "job 1 on Slurm: Slurm still has job 1" in kept.detail
+        assert (stopped, len(manager.slurm_jobs())) == (["gpu-k-1a2b3c4d-2"], 2)
+
+
+def test_a_login_node_that_gives_no_answer_is_asked_once(
+    stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(key: str) -> None:
+        stopped.append(key)
+        raise NoAnswerError("no answer")
+
+    see(monkeypatch, [job_of(GONE, 1), job_of(GONE, 2)], stop)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("c", [job_of(GONE, 1), job_of(GONE, 2)])
+        [kept] = slurm_records.end_left_behind(manager, States(), "here")
+    assert (kept.detail, len(stopped)) == ("its jobs may still run: no answer", 1)
 
 
 def test_an_account_in_whose_folder_no_such_job_is_leaves_the_list_of_jobs_as_it_is(
