@@ -21,6 +21,9 @@ PAGE = 1000
 MAX_LOOKED_AT = 20_000
 """Number of changes looked through for those that name a lease."""
 
+MAX_SINCE_ENDED = 5000
+"""Number of changes looked through for the end of a lease: its owner may notice it a renewal later."""
+
 LEASE_GONE = "the lease was ended by another client, or its store lost it"
 
 
@@ -117,10 +120,10 @@ _ENDINGS = {"cancelled": "cancelled its request", "released": "released its leas
 def ended_by_others(manager: LeaseService, lease_id: str) -> str:
     """Return who cancelled the request of this id or released its lease, which are gone; empty if nobody did.
 
-    It is the newest change of a lease id among the last 1,000 of the history. What the caller itself ended is
-    not told apart: it knows.
+    It is the newest change of a lease id among the last `MAX_SINCE_ENDED` of the history. What the caller
+    itself ended is not told apart: it knows.
     """
-    changes = islice(newest_changes(manager.history, manager.summary()["version"]), PAGE)
+    changes = islice(newest_changes(manager.history, manager.summary()["version"]), MAX_SINCE_ENDED)
     newest = next((change for change in changes if lease_of(change) == lease_id), None)
     if newest is None or newest["change"] not in _ENDINGS:
         return ""

@@ -9,8 +9,8 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.names import short_id
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.recorded_changes import names_at, newest_changes
-from resource_manager.manager.results import Recorded
+from resource_manager.manager.recorded_changes import ended_by_others, names_at, newest_changes
+from resource_manager.manager.results import Recorded, Renewal
 from resource_manager.storage.memory import MemoryStore
 
 
@@ -51,3 +51,18 @@ def test_changes_are_named_as_they_were_then() -> None:
         (f"waits {short_id(4)}",),
     ]
     assert names_at(shown, []) == {change["version"]: {} for change in shown}
+
+
+def test_who_released_a_lease_is_known_after_many_renewals_of_others() -> None:
+    """Its worker notices at its next renewal; until then hundreds of others renew theirs."""
+    with GPUResourceManager(store=MemoryStore(), inventory=default_inventory(25, 8, 64)) as manager:
+        for count in range(200):
+            manager.submit(f"t{count}", 1)
+        manager.release("t0", reason="needs it")
+        kept: list[Renewal] = [
+            {"task_id": lease["task_id"], "fencing_token": lease["fencing_token"]}
+            for lease in manager.leases()
+        ]
+        for _ in range(24):
+            assert all(manager.renew_all(kept))
+        assert ended_by_others(manager, "t0").endswith(" released its lease: needs it")
