@@ -16,5 +16,7 @@ def max_min_fairness(jobs: Sequence[Job], gpus: float, solve: Solve) -> Any:
     sizes = np.array([job.gpus for job in jobs], float)
     objective = np.zeros(len(jobs) + 1)
     objective[0] = 1.0
-    least = np.hstack([-np.ones((len(jobs), 1)), -np.diag(sizes)])
+    # A job without GPUs is not to make the least time 0: it counts as if it asked for as many as the largest.
+    counted = np.where(sizes > 0, sizes, sizes.max() or 1.0)
+    least = np.hstack([-np.ones((len(jobs), 1)), -np.diag(counted)])
     return shares(objective, sizes, gpus, solve, before=(least, np.zeros(len(jobs))))

@@ -84,6 +84,14 @@ def test_gandiva_fair_gives_every_job_the_same_share(tmp_path: Path) -> None:
     assert list(gandiva_fair(jobs, 32.0, get_solver("highs"))) == [0.5] * 64
 
 
+def test_a_job_without_gpus_takes_no_share_from_the_others(tmp_path: Path) -> None:
+    jobs = read_jobs(write_shockwave(tmp_path, *(shockwave_job(k) for k in range(7))))
+    jobs[-1].gpus = 0
+    solve = get_solver("highs")
+    assert list(max_min_fairness(jobs, 4.0, solve)[:-1]) == pytest.approx([4 / 6] * 6)
+    assert list(max_min_fairness(jobs[-1:], 4.0, solve)) == [1.0], "nor where all are without"
+
+
 def run(folder: Path, policy: str = "gandiva_fair") -> list[ShockwaveJob]:
     rounds = study("shockwave", (str(folder),), get_round_policy(policy))
     assert isinstance(rounds, GavelRounds)
