@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -139,8 +140,12 @@ def history_as_file(history: str | None) -> Iterator[str | None]:
 
 
 def copied(source: Source, folder: Path) -> Source:
-    """Return the source of a copy of its one file in that folder, which processes elsewhere may read, too."""
+    """Return the source of a copy of its one file in that folder, which processes elsewhere may read, too.
+
+    An equal copy stays as it is, since kept runs know their files by the time of the last change.
+    """
     path = folder / Path(source.paths[0]).name
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source.paths[0], path)
+    if not (path.is_file() and filecmp.cmp(source.paths[0], path, shallow=False)):
+        shutil.copyfile(source.paths[0], path)
     return replace(source, paths=(str(path),))

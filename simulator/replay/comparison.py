@@ -33,7 +33,7 @@ from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import RESIZES, timed_rounds
 
-FORMAT = 9
+FORMAT = 10
 """Version of a kept result; a result of another version is run again."""
 
 FILES = {

@@ -45,4 +45,6 @@ def curve_data(record: Record, uses: Iterable[metrics.Use] | None = None) -> dic
 
 
 def _some(values: list[float]) -> list[float]:
-    return values[:: max(math.ceil(len(values) / MAX_VALUES), 1)] + values[-1:]
+    step = max(math.ceil(len(values) / MAX_VALUES), 1)
+    last = values[-1:] if (len(values) - 1) % step else []
+    return values[::step] + last

@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 from simulator import sweep
 from simulator.cli import main
 from simulator.errors import SimulationError
-from simulator.replay import comparison, report, verdict
+from simulator.replay import comparison, curves, report, verdict
+from simulator.replay.compare_command import copied
 from simulator.replay.comparison import Source
 from simulator.replay.report import MAX_HEAT_MAPS
 from tests import package_policies
@@ -224,6 +225,21 @@ def test_command_writes_one_page(own: Path) -> None:
     assert len(list((out / "runs").glob("*.json"))) == 4
 
 
+def test_a_distribution_has_each_job_once(own: Path) -> None:
+    [result] = [comparison.run_case(case) for case in comparison.cases(source(own), ["fgd"], ["fifo"], [0])]
+    assert len(result["waits_s"]) == len(result["jct_s"]) == 40
+    assert result["waits_s"][-1] == result["summary"]["max_wait_s"]
+
+
+def test_of_many_jobs_a_distribution_has_some_and_the_last(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "MAX_VALUES", 20)
+    [result] = [comparison.run_case(case) for case in comparison.cases(source(own), ["fgd"], ["fifo"], [0])]
+    assert len(result["waits_s"]) == 21
+    assert result["waits_s"][-1] == result["summary"]["max_wait_s"]
+
+
 def test_a_narrow_terminal_truncates_no_name_or_figure(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     result = compare(own, "--policies", "gpu_clustering", "--orders", "fair_share+backfill")
@@ -268,6 +284,21 @@ def test_a_run_depends_on_the_files_of_its_study_and_not_on_what_is_written_besi
     for name in ("summary.json", "runs/0123.json"):
         (tmp_path / "out" / name).write_text("{}")
     assert made.fingerprint() == before
+
+
+def test_an_equal_copy_of_a_history_leaves_the_kept_runs_good(tmp_path: Path) -> None:
+    """A comparison of a store's history writes it into the folder again each time."""
+    history, folder = tmp_path / "history.jsonl", tmp_path / "runs"
+    prints = []
+    for text in ("one", "one", "two"):
+        history.write_text(text)
+        copy = copied(Source("history", (str(history),)), folder)
+        assert Path(copy.paths[0]).read_text() == text
+        prints.append(copy.fingerprint())
+        if len(prints) == 1:
+            os.utime(copy.paths[0], ns=(0, 0))
+            prints = [copy.fingerprint()]
+    assert prints[0] == prints[1] != prints[2]
 
 
 def row(name: str, **figures: float) -> dict[str, Any]:
