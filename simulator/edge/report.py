@@ -6,7 +6,7 @@ from pathlib import Path
 
 from simulator.edge.dataset import TIERS, Dataset, Kind
 from simulator.edge.published import published_score
-from simulator.edge.scorer import Score
+from simulator.edge.scorer import UNFINISHED_JCT_S, Score
 from simulator.io.files import write_text
 from simulator.present.figures import WIDTH, Bar, draw_gantt, drawing, new_figure, picture, save_png
 from simulator.present.page import Page, Section, render
@@ -50,10 +50,12 @@ def write_report(dataset: Dataset, score: Score, verdict: list[str], table: Tabl
 
 def verdict_of(dataset: Dataset, made_by: str, tiers: str, score: Score) -> list[str]:
     """Return the score in words, beside the published one for the same devices, and what had no effect."""
-    lines = [
-        f"{made_by} scores {score.score:,.2f} with {tiers}: {share(score.job_rate, 0)} of the jobs are done,"
-        f" after {duration(score.mean_jct_s)} on average."
-    ]
+    mean = duration(score.mean_jct_s)
+    after = f", after {mean} on average."
+    if len(score.end_s) < len(dataset.tasks):  # the rate is rounded
+        after = f"; the mean completion time is {mean}, an unfinished job counted as {UNFINISHED_JCT_S:,} s."
+    done = f"{share(score.job_rate, 0)} of the jobs are done"
+    lines = [f"{made_by} scores {score.score:,.2f} with {tiers}: {done}{after}"]
     published = published_score(dataset.name, tiers)
     if published is not None:
         gain = score.score - published

@@ -38,6 +38,15 @@ def test_a_plan_is_written_drawn_and_scored_again_equally(tables: Path, tmp_path
     assert {**again, "wall_s": 0} == {**summary, "wall_s": 0}
 
 
+def test_a_mean_with_unfinished_jobs_is_told_as_one(tables: Path, tmp_path: Path) -> None:
+    call("--data", tables, "--policy", "water_gate", "--output-dir", tmp_path)
+    for plan in tmp_path.glob("*.csv"):
+        plan.write_text(plan.read_text().partition("\n")[0] + "\n")
+    told = call("--data", tables, "--score-only", tmp_path).stdout.replace("\n", " ")
+    mean = "the mean completion time is 2.8 hours, an unfinished job counted as 10,000 s."
+    assert f"0 % of the jobs are done; {mean}" in told
+
+
 def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
     result = call("--seed", 4, "--jobs", 3, "--policy", "water_gate", "--output-dir", tmp_path)
     assert result.exit_code == 0
