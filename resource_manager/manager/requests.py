@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
+from functools import cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Unpack
@@ -134,10 +135,22 @@ def build_request(
         raise
 
 
+@cache
+def _own_defaults(kind: type[Demand]) -> frozenset[str]:
+    """Return the fields of which a subclass of `Demand` has another default."""
+    known = Demand.model_fields
+    return frozenset(
+        name
+        for name, own in kind.model_fields.items()
+        if name in known
+        and (own.default, own.default_factory) != (known[name].default, known[name].default_factory)
+    )
+
+
 def _given(demand: Demand) -> dict[str, Any]:
     """Return what was given of the fields that a request has too: with all it would take twice as long."""
     given: dict[str, Any] = {}
-    for name in demand.model_fields_set:
+    for name in demand.model_fields_set | _own_defaults(type(demand)):
         if name in _FIELDS:
             kind = _KINDS.get(name)
             value = getattr(demand, name)

@@ -309,3 +309,12 @@ def test_values_that_a_demand_gives_reach_the_request_in_its_types() -> None:
     assert (request.types, request.gpu_types) == (TypeChoice.FIRST, ("A100",))
     assert (request.link, request.spread) == (Link.REQUIRE, Spread.PACK)
     assert type(request.types) is TypeChoice
+
+
+def test_a_default_of_a_kind_of_demand_of_ones_own_counts() -> None:
+    class OfVision(Demand):
+        team: str = "vision"
+        priority: int = 3
+
+    request = build_request(OfVision(lease_id="a", gpus=2, cpus=1, priority=1), ClusterState(BUILT_IN))
+    assert (request.team, request.priority) == ("vision", 1)

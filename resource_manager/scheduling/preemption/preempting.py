@@ -328,30 +328,42 @@ def _free_parts(cluster: ClusterState, planned: Iterable[Lease], now: float) -> 
         begin = max([now, *(each.preempt_until for each in ending)])
         runtime_s = cluster.runtimes.runtime_of(lease.request)  # its own id is of no class
         request = replace(lease.request, nodes=1, expected_runtime_s=runtime_s)
+        needed, held = _milli_by_gpu(cluster, [lease]), _milli_by_gpu(cluster, ending)
         for rank, member in enumerate(lease.members):
             name = f"{lease.lease_id}{KEY_SEPARATOR}reserved {rank}"
-            for part in _free_of(cluster, replace(request, lease_id=name), member, ending):
+            for part in _free_of(cluster, replace(request, lease_id=name), member, needed, held):
                 parts.append(Lease(*part, 0, begin))
     return parts
 
 
+def _milli_by_gpu(cluster: ClusterState, leases: Iterable[Lease]) -> Counter[tuple[str, int]]:
+    """Return the thousandths that leases have, or are to have, of each GPU, by node and id."""
+    milli: Counter[tuple[str, int]] = Counter()
+    for lease in leases:
+        for member in lease.members:
+            for gpu_id in cluster.by_name[member.node].gpu_ids_of(member):
+                milli[member.node, gpu_id] += lease.request.gpu_milli
+    return milli
+
+
 def _free_of(
-    cluster: ClusterState, request: Request, member: Placement, own_ending: Iterable[Lease]
+    cluster: ClusterState,
+    request: Request,
+    member: Placement,
+    needed: Counter[tuple[str, int]],
+    held: Counter[tuple[str, int]],
 ) -> Iterator[tuple[Request, tuple[Placement]]]:
     """Yield what is free now of a member's place; the rest is held by leases that are ending.
 
-    Of a GPU that is free in part it is what those that end for the request will not free.
+    Of a GPU that is free in part it is what those that end for all members will not free, for the first one.
     """
     state, whole = cluster.by_name[member.node], []
-    held_milli: Counter[int] = Counter()
-    for lease in own_ending:
-        for each in lease.on(state.name):
-            held_milli.update(dict.fromkeys(state.gpu_ids_of(each), lease.request.gpu_milli))
     for gpu_id in member.gpu_ids:
-        free_milli = state.gpu_free.get(gpu_id, 0)
-        if free_milli >= request.gpu_milli:
+        key, free_milli = (member.node, gpu_id), state.gpu_free.get(gpu_id, 0)
+        if free_milli >= needed[key]:
             whole.append(gpu_id)
-        elif (part_milli := min(free_milli, request.gpu_milli - held_milli[gpu_id])) > 0:
+        elif (part_milli := min(free_milli, needed[key] - held[key])) > 0:
+            held[key] = needed[key]
             name = f"{request.lease_id} {gpu_id}"
             part = replace(request, lease_id=name, gpus=1, gpu_milli=part_milli, resources={})
             yield part, (Placement(member.node, (gpu_id,)),)

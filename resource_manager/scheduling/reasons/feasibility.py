@@ -150,7 +150,6 @@ class _Reasons:
         """How many of them have a reservation, or hold back what they could use."""
         self._reserved: list[Request] = []
         self._holding: list[_Waiting] = []
-        """Those that hold something back."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._no_capacity: dict[tuple[object, ...], Grounds] = {}
 
@@ -166,12 +165,11 @@ class _Reasons:
         if not usable:
             return  # it never starts, and is ahead of nobody
         if self._ahead is None:
-            is_stuck = self._node(request) is None or self._fault(request)
-            if is_stuck and allocator.blocks_queue(self._cluster, request, self._current):
+            if self._blocks(request, request):
                 self._ahead = (position, request)
                 self._blocked.add(request.team)
         elif not self._current.order.backfill:
-            if self._passes(request) and not self._passes(request, fitting=True):
+            if (passing := self._passing(request)) is not None and self._blocks(passing, request):
                 self._blocked.add(request.team)
             return
         elif self._node(request) is None:
@@ -207,8 +205,7 @@ class _Reasons:
             return self._no_capacity[key]
         if stopped := quotas.quota_refusal(self._cluster, request) or self._by_price(entry):
             return stopped
-        fault = self._fault(request)
-        return misconfigured(fault) if fault else self._behind(request, node)
+        return misconfigured(fault) if (fault := self._fault(request)) else self._behind(request, node)
 
     def _placed(self, entry: PendingRequest) -> PendingRequest:
         """Return the entry with its request as it may be placed."""
@@ -269,24 +266,27 @@ class _Reasons:
         return None
 
     def _behind(self, request: Request, node: NodeState) -> Grounds:
-        why: Fact
         if self._ahead is None:
-            why = NextPass(first=True)
+            why: Fact = NextPass(first=True)
         elif self._current.order.backfill:
             why = self._delay(request, node)
-        elif self._passes(request, fitting=True):
+        elif (passing := self._passing(request)) is not None and self._node(passing) is not None:
             why = NextPass(first=False)
         else:
             ahead = self._ahead[1]
             why = HeldForAhead(self._who(*self._ahead), node.could_fit(ahead), self._current.order.rule)
         return Grounds(RefusalKind.BEHIND_QUEUE, (free_on(node, request), why), request)
 
-    def _passes(self, request: Request, *, fitting: bool = False) -> bool:
-        """Return whether it goes on behind who blocks, inside its guarantee, and fits there if asked."""
-        ledger = self._cluster.ledger
-        if ledger is None or not quotas.passes(ledger, request, self._blocked):
-            return False
-        return not fitting or self._node(quotas.as_guaranteed(ledger, request)) is not None
+    def _blocks(self, placed: Request, request: Request) -> bool:
+        """Return whether the request, which may be placed like that, is stuck and blocks those behind."""
+        is_stuck = self._node(placed) is None or self._fault(placed)
+        return bool(is_stuck) and allocator.blocks_queue(self._cluster, request, self._current)
+
+    def _passing(self, request: Request) -> Request | None:
+        """Return the request as it goes on behind those that block, inside its guarantee, or None."""
+        if (ledger := self._cluster.ledger) is None or not quotas.passes(ledger, request, self._blocked):
+            return None
+        return quotas.as_guaranteed(ledger, request)
 
     def _who(self, position: int, ahead: Request) -> Ahead:
         name = name_in(self._cluster, ahead.lease_id)

@@ -25,7 +25,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE
-from resource_manager.core.models import JobPlace, Lease, Placement, Request
+from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
@@ -237,6 +237,21 @@ def test_the_part_of_a_gpu_that_a_victim_freed_is_kept_until_the_others_have_end
     assert set(shared.preempting()) == {"x", "y"}
     ended = shared.release("x")  # its own request, which waits again, would fit as well
     assert [type(change) for change in ended] == [Released, Queued]
+    shared.release("y")
+    assert set(shared.state.leases) == {"mine"}
+
+
+@pytest.mark.parametrize("sizes", [(400, 600), (500, 500)])
+def test_a_gang_on_one_gpu_keeps_what_its_first_victim_freed_once(sizes: tuple[int, int]) -> None:
+    shared = Shared(Team("vision", 1), gpus=1, order=GREEDY)
+    shared.do([InventoryChanged((replace(shared.state.node("a").node, address="10.0.0.1"),), shared.now)])
+    for name, gpu_milli in zip("xy", sizes, strict=True):
+        shared.submit(name, team="nlp", gpu_milli=gpu_milli)
+    shared.submit("mine", team="vision", gpu_milli=500, nodes=2, spread=Spread.PACK)
+    assert set(shared.preempting()) == {"x", "y"}
+    assert [type(change) for change in shared.release("x")] == [Released, Queued]
+    with held_back(shared.state, shared.current):
+        assert shared.state.node("a").gpu_free == {0: 0}
     shared.release("y")
     assert set(shared.state.leases) == {"mine"}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager.core.changes import Granted, InventoryChanged, Queued, TeamsChanged
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
@@ -442,3 +442,16 @@ def test_who_goes_on_inside_a_guarantee_is_not_said_to_wait_for_who_is_ahead() -
     assert "; reserved for large" in refused(cluster, inside)[1]
     submit(cluster, inside)
     assert list(cluster.leases) == ["borrowed", "own"]
+
+
+def test_a_colleague_that_waits_for_a_server_to_open_is_not_said_to_be_ahead() -> None:
+    cluster = ClusterState(nodes("ab", 16, 64))
+    cluster.apply(TeamsChanged(Teams((Team("vision", 24), Team("nlp", 3)), False), 0.0))
+    cluster.apply(Drained("b", 0.0))
+    submit(cluster, Request("borrowed", 14))
+    submit(cluster, Request("large", 3, team="vision"))
+    submit(cluster, Request("closed", 1, team="nlp", required_node="b"))
+    inside = Request("inside", 1, team="nlp")
+    assert refused(cluster, inside)[1].startswith("2 GPUs are free on a; it fits by now")
+    submit(cluster, inside)
+    assert "inside" in cluster.leases
