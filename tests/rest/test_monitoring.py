@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -329,6 +330,7 @@ def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What runs in a worker ends so at its longest runtime, of which another alert tells."""
+    caplog.set_level(logging.WARNING)  # whatever another test has set
     clock = Clock()
     manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory())
     watch = StateFollower(manager.store)
