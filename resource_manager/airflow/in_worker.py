@@ -188,7 +188,7 @@ class RunsInWorker(HoldsLease):
         *,
         ends_in_time: bool = True,
         stop: Callable[[], object] = lambda: None,
-        tell: Callable[[Allocation], float] = tell_this_process,
+        tell: Callable[[Allocation], float | None] = tell_this_process,
     ) -> Iterator[None]:
         """Keep the lease for the block, which has its devices in the environment of this process.
 
@@ -309,16 +309,14 @@ def devices_of(allocation: Allocation) -> dict[str, str]:
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager
@@ -332,12 +330,13 @@ def kept_alive(
     ends_in_time: bool = True,
     clock: Callable[[], float] = time.monotonic,
     end: Callable[[str], None] = end_this_process,
-    tell: Callable[[Allocation], float] = tell_this_process,
+    tell: Callable[[Allocation], float | None] = tell_this_process,
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.
 
     Of a lease that is taken `tell` tells first, by a signal to this process, and returns the seconds until it
-    is killed. One that returns infinity is called again until the block is over, and ends what runs itself.
+    is killed. One that returns infinity is called again until the block is over, and ends what runs itself;
+    so is one that returns None, as nothing runs: this process has the grace, unless the taking is taken back.
     Without `ends_in_time` they live on where the manager does not answer, as for a lease that is quarantined
     instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
     """
@@ -366,12 +365,17 @@ def kept_alive(
                 if lease["gpu_failed"] and not over.is_set():
                     end(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
-                if (lease["preempted_by"] or is_told) and taken_until == math.inf and not over.is_set():
-                    if not is_told:
+                if not lease["preempted_by"] and not is_told:
+                    taken_until = math.inf
+                elif (taken_until == math.inf or not is_told) and not over.is_set():
+                    if taken_until == math.inf and not is_told:
                         says = f"the lease is {lease['reason']}; this task has"
                         print(f"{says} {grace_of(lease):.1f} s to save what it did", flush=True)
-                    taken_until, is_told = renewed_at + tell(lease), True
-                    pause_s = min(every_s, POLL_S) if taken_until == math.inf else every_s
+                    if (left_s := tell(lease)) is None:
+                        taken_until = min(taken_until, renewed_at + grace_of(lease))
+                    else:
+                        taken_until, is_told = renewed_at + left_s, True
+                    pause_s = every_s if is_told and taken_until < math.inf else min(every_s, POLL_S)
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
                     end(LEASE_GONE)
@@ -381,18 +385,16 @@ def kept_alive(
 
     # A separate thread, since a renewal may wait for its answer until after the lease has expired.
     def end_in_time() -> None:
-        while not over.wait(max(renewed_at + HELD_FOR * ttl_s - clock(), 0.0)):
+        while ends_in_time and not over.wait(max(renewed_at + HELD_FOR * ttl_s - clock(), 0.0)):
             if clock() - renewed_at >= HELD_FOR * ttl_s:
                 end(f"the lease could not be renewed: {problem}")
                 return
 
     guard = threading.Thread(target=end_in_time, name="gpu-lease-end", daemon=True)
-    if ends_in_time:
-        guard.start()
+    guard.start()
     threading.Thread(target=keep, name="gpu-lease", daemon=True).start()
     try:
         yield
     finally:
         over.set()
-        if ends_in_time:
-            guard.join()  # the guard must not kill the process after the block has ended
+        guard.join()  # the guard must not kill the process after the block has ended

@@ -18,9 +18,9 @@ with warnings.catch_warnings():
     from resource_manager.airflow.leased_operators.kinds import KINDS, KindElsewhere
     from resource_manager.airflow.version_compat import AirflowException
 
-from resource_manager.core.models import Gpu, Node
+from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.errors import LeaseNotFoundError
-from resource_manager.jobs.launchers import JobState, LauncherUnreachableError
+from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError
 from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.manager.recorded_changes import LEASE_GONE
 from tests.airflow.tasks import context_of
@@ -130,27 +130,79 @@ def test_a_job_elsewhere_that_was_told_ends_though_its_preemption_is_taken_back(
     assert len(launcher.told) == 2
 
 
-def test_a_job_elsewhere_is_looked_at_every_second_in_its_grace_and_not_only_at_a_renewal(monkeypatch):
-    waits: list[float | None] = []
-    ends: queue.Queue[str] = queue.Queue()
-    taken = {"gpu_failed": "", "preempted_by": "x", "reason": "", "preempt_grace_s": 600.0, "until": 600.0}
-    answers = iter([{}, taken, taken])
+TAKEN = {"gpu_failed": "", "preempted_by": "x", "reason": "", "preempt_grace_s": 600.0, "until": 600.0}
+GIVEN_BACK = TAKEN | {"preempted_by": None}
 
-    class Over(threading.Event):
-        def wait(self, timeout=None):
-            if threading.current_thread().name != "gpu-lease":
-                return super().wait(timeout)
-            waits.append(timeout)
-            return False
 
-    def renew(*_, **__):
-        answer = next(answers, None)
-        if answer is None:
-            raise LeaseNotFoundError("t")
-        return answer
+@pytest.fixture
+def keep(monkeypatch):
+    """Return keep(leases, left): the waits of the thread that renews, and how a task ends.
 
-    monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
-    service: Any = SimpleNamespace(renew=renew)
-    with in_worker.kept_alive(service, "t", 1, 60.0, end=ends.put, tell=lambda lease: math.inf):
-        assert ends.get(timeout=30) == LEASE_GONE
-    assert waits == [15.0, 1.0, 1.0]
+    It renews with these answers, then its lease is gone; `left` are the answers of `tell`, the last again.
+    """
+
+    def run(leases, left):
+        now, waits = [0.0], []
+        ends: queue.Queue[str] = queue.Queue()
+        answers, of_tell = iter([{}, *leases]), list(left)
+
+        class Over(threading.Event):
+            def wait(self, timeout=None):
+                if threading.current_thread().name != "gpu-lease":
+                    return super().wait(timeout)
+                waits.append(timeout)
+                now[0] += timeout
+                return False
+
+        def renew(*_, **__):
+            answer = next(answers, None)
+            if answer is None:
+                raise LeaseNotFoundError("t")
+            return answer
+
+        def tell(lease):
+            return of_tell.pop(0) if len(of_tell) > 1 else of_tell[0]
+
+        monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
+        service: Any = SimpleNamespace(renew=renew)
+        how: Any = {"ends_in_time": False, "clock": lambda: now[0], "end": ends.put, "tell": tell}
+        with in_worker.kept_alive(service, "t", 1, 60.0, **how):
+            end = ends.get(timeout=30)
+        return waits, end
+
+    return run
+
+
+def test_a_job_elsewhere_is_looked_at_every_second_in_its_grace_and_not_only_at_a_renewal(keep):
+    assert keep([TAKEN, TAKEN], [math.inf]) == ([15.0, 1.0, 1.0], LEASE_GONE)
+
+
+TIME_OVER = "the lease was taken, and the time to save is over"
+
+
+@pytest.mark.parametrize("left", [[None], [math.inf, None]], ids=["has not begun", "has ended"])
+def test_a_task_of_a_taken_lease_whose_job_does_not_run_ends_with_its_grace(keep, left):
+    waits, end = keep([TAKEN] * 400, left)
+    assert (end, sum(waits)) == (TIME_OVER, 15.0 + len(left) - 1 + 300.0)
+
+
+def test_a_job_that_begins_under_a_taken_lease_has_its_own_grace(keep):
+    assert keep([TAKEN] * 400, [None, None, math.inf])[1] == LEASE_GONE
+
+
+def test_a_lease_that_was_taken_back_before_its_job_began_is_as_if_never_taken(keep):
+    waits, end = keep([TAKEN, *[GIVEN_BACK] * 40], [None, math.inf])
+    assert (end, waits[:3], waits[-1]) == (LEASE_GONE, [15.0, 1.0, 15.0], 15.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "left_s"),
+    [(JobState.ABSENT, None), (JobState.FINISHED, None), (JobState.RUNNING, math.inf)],
+)
+def test_only_a_job_that_runs_is_told_that_its_lease_is_taken(manager, launch_by, state, left_s):
+    launcher: Any = Launcher(["runs"], None)
+    launcher.status = lambda key: JobStatus(state)
+    launch_by(lambda place: launcher, "ssh")
+    token = manager.submit("t", 1, 1)["fencing_token"]
+    lease: Any = manager.place_job("t", [JobPlace("ssh", "192.0.2.7")], fencing_token=token)
+    assert KindElsewhere(launcher="ssh").tell(None, lease | {"until": 0.0}) == left_s

@@ -68,7 +68,7 @@ class Kind:
         self.fill(operator, allocation)
         return allocation
 
-    def tell(self, operator: Any, lease: Allocation) -> float:
+    def tell(self, operator: Any, lease: Allocation) -> float | None:
         """Tell what the operator started that its lease is taken, as `kept_alive` has it done."""
         return tell_this_process(lease)
 
@@ -121,14 +121,15 @@ class KindElsewhere(Kind):
             self.start(operator, launcher, job, running.place.address)
         return allocation
 
-    def tell(self, operator: Any, lease: Allocation) -> float:
+    def tell(self, operator: Any, lease: Allocation) -> float | None:
         """Tell the job itself, and end it once its grace is over: then the operator returns, and fails."""
-        if (gang := GangJob.of(lease)) is not None:
-            done = gang.preempt(grace_of(lease), lease["preempt_signal"], STEP_S)
-            for error in done.left.values():
-                operator.log.warning("its command cannot be told that it has to end, trying again: %s", error)
-                raise error
-        return math.inf
+        if (gang := GangJob.of(lease)) is None:
+            return None
+        done = gang.preempt(grace_of(lease), lease["preempt_signal"], STEP_S)
+        for error in done.left.values():
+            operator.log.warning("its command cannot be told that it has to end, trying again: %s", error)
+            raise error
+        return None if done.is_over else math.inf
 
     def stop(self, operator: Any, allocation: Allocation) -> None:
         if (gang := GangJob.of(allocation)) is not None:
