@@ -21,6 +21,7 @@ from resource_manager.airflow.announcing import announce, connections_of, tasks_
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.task_results import drop_collected, drop_end
 from resource_manager.core.announced import run_of
+from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import ENDED_RUN_STATES
 from resource_manager.jobs.airflow_instance import instance_id
@@ -170,16 +171,23 @@ def _run_ended(dag_run: Any) -> None:
 
         if _stored(DagRun.clear_number, {"dag_id": dag_id, "run_id": run_id}) not in (clears, None):
             return  # it was cleared meanwhile, and its tasks go on under its lease
+        errors = []
         for entry in [*manager.leases(), *manager.queue(estimated=False)]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
             if names != (instance_id(), dag_id, run_id) or labels.get("scope") != reconcile.RUN_SCOPE:
                 continue
-            if has_succeeded or not reconcile.may_be_in_use(manager, entry):  # else the reconciler ends it
-                _end(manager, entry, task_as_caller(instance_id(), dag_id))
+            try:
+                # What is in use is ended by the reconciler.
+                if has_succeeded or not reconcile.may_be_in_use(manager, entry):
+                    _end(manager, entry, task_as_caller(instance_id(), dag_id))
+            except ResourceManagerError as error:  # that of another connection's caller, maybe
+                errors.append(error)
         with asked_by(task_as_caller(instance_id(), dag_id)):
             run = run_of(TaskIdentity(instance_id(), dag_id, run_id, "any").lease_id)
             manager.withdraw(run=run, reason="the run has ended")
+        for each in errors:
+            raise each
 
     _thread().submit(_safely, end, NOT_RELEASED, lambda: sorted({DEFAULT_CONNECTION, *connections_of(dag)}))
 

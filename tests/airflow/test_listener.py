@@ -3,6 +3,8 @@
 import json
 import sys
 import warnings
+from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -22,6 +24,7 @@ with warnings.catch_warnings():
 from resource_manager import GPUResourceManager
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.client_errors import ServiceError
 
 TASK = TaskIdentity("production", "etl", "nightly", "train")
 ENDED = SimpleNamespace(
@@ -141,3 +144,43 @@ def test_the_leases_of_a_run_are_ended_by_each_connection_that_its_dag_names(sto
     assert kept_by(stores) == {"gpu_c"}
     [said] = [message for message in caplog.messages if "not released here" in message]
     assert "gpu_away" in said
+
+
+class Token:
+    """Manager as a service has it for one team, which may end what that team owns."""
+
+    def __init__(self, manager, team):
+        self._manager, self._team = manager, team
+
+    def __getattr__(self, name):
+        return getattr(self._manager, name)
+
+    def require_owner(self, entry):
+        if entry["owner"] != self._team:
+            raise ServiceError(403, f"{entry['task_id']} belongs to {entry['owner']}, not to {self._team}")
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_the_leases_of_a_run_over_tokens_of_several_teams_are_ended_by_each_of_them(
+    monkeypatch, manager, run_row, caplog, first
+):
+    monkeypatch.setenv("GPU_MANAGER_INSTANCE", TASK.instance)
+    run_row("etl", "nightly", 0)
+    for team in sorted(["a", "b"], reverse=first == "b"):
+        task = replace(TASK, task_id=team)
+        manager.submit(task.lease_id, 2, 1, owner=team, labels={**task.labels, "scope": "run"})
+    tokens = {"gpu_a": "a", "gpu_b": "b", "gpu_manager_default": "c"}
+
+    @cache
+    def hook(conn_id):
+        return SimpleNamespace(ask=lambda act: act(Token(manager, tokens[conn_id])))
+
+    monkeypatch.setattr(listener, "_hook", hook)
+    with DAG("etl") as dag:
+        for conn_id in ("gpu_a", "gpu_b"):
+            GPUAllocateOperator(task_id=conn_id, gpus=1, gpu_conn_id=conn_id)
+    run = SimpleNamespace(dag_id="etl", run_id="nightly", state="success", clear_number=0, dag=dag)
+    listener.on_dag_run_success(run, "it is over")
+    listener.finish()
+    assert manager.leases() == []
+    assert any("not released here" in message and "belongs to" in message for message in caplog.messages)
