@@ -351,6 +351,28 @@ def test_a_lease_that_its_preemption_ended_is_none_that_was_not_renewed(
     watch.close()
 
 
+def test_a_worker_that_dies_within_the_grace_of_its_preemption_is_one_that_was_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A rack that fails in the grace of a maintenance window is a reason to call somebody."""
+    clock = Clock()
+    manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory(1))
+    watch = StateFollower(manager.store)
+    metrics = Metrics(watch)
+    for lease_id, quarantine in (("expires", False), ("stays", True)):
+        manager.allocate_resources(lease_id, 4, 1, ttl=60, preempt_grace=3600, quarantine=quarantine)
+    for lease_id in ("expires", "stays"):
+        manager.submit(f"waits for {lease_id}", 4)
+        manager.preempt(lease_id)
+    clock.now += 61
+    manager.expire_and_schedule()
+    assert "not renewed in time: expires vnpm, stays f462" in caplog.messages
+    text = metrics.text().decode()
+    for quarantined in ("false", "true"):
+        assert f'gpu_manager_expirations_total{{quarantined="{quarantined}"}} 1.0' in text
+    watch.close()
+
+
 def test_a_change_of_the_cluster_is_counted_by_kind(open_client: FlaskClient) -> None:
     times = {"from": "2126-12-01T08:00+01:00", "until": "2126-12-01T12:00+01:00"}
     windows = {"servers": ["gpu-server-0"], "reason": "new disk", **times}

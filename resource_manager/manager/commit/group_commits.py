@@ -262,7 +262,9 @@ def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
     for each in due:
         if isinstance(each, Expired | Quarantined):
             lease = cluster.leases.get(each.lease_id)
-            why = "its grace is over" if lease is not None and lease.preempted_by else "not renewed in time"
+            # The worker of a lease that is preempted may die before the end of its grace.
+            is_late = lease is not None and lease.preempted_by and each.at >= lease.preempt_until
+            why = "its grace is over" if is_late else "not renewed in time"
             late.setdefault(why, []).append(name_in(cluster, each.lease_id))
     for why, leases in late.items():
         logger.warning("%s: %s", why, ", ".join(leases))

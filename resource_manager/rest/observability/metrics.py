@@ -170,7 +170,6 @@ class Metrics:
             self._cluster_changes.labels(part).inc()
         if life is None:
             return
-        labels = life.lease.request.labels
         match change:
             case changes.Granted():
                 for node in {member.node for member in life.granted.members}:
@@ -178,7 +177,7 @@ class Metrics:
                 self._waits.observe(life.waited_s)
             case changes.Released():
                 self._releases.inc()
-            case changes.Expired() if not (life.preempted_by or is_hold(life.lease.lease_id, labels)):
+            case changes.Expired() if _was_lost(change, life):
                 self._expirations.labels("false").inc()
             case changes.Quarantined() | changes.MembersReleased() if not life.was_quarantined(change.at):
                 self._expirations.labels("true").inc()
@@ -186,6 +185,12 @@ class Metrics:
                 self._preemptions.labels(_reason_of(change, life)).inc()
         if isinstance(change, changes.ENDS) and len(life.ends) == 1:
             self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
+
+
+def _was_lost(change: changes.Expired, life: Life) -> bool:
+    """Return whether a lease ended that its worker should have renewed: no hold, nor after its grace."""
+    is_preempted = life.preempted_by and change.at >= life.lease.preempt_until
+    return not (is_preempted or is_hold(life.lease.lease_id, life.lease.request.labels))
 
 
 def _reason_of(change: changes.Preempting, life: Life) -> str:
