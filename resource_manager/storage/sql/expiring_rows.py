@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from resource_manager.errors import KeysFullError
+from resource_manager.errors import KeysFullError, StoreError
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, digest
 from resource_manager.storage.reports import RECORD_TTL_S, SIGHTING_TTL_S, Sighting
@@ -99,18 +99,24 @@ class SqlJobs:
         self._brief += [(now + row.keep_s, row.name) for row in rows if row.keep_s <= BRIEF_S]
 
     def _drop_brief(self, now: float) -> None:
-        over: list[str] = []
+        over: list[tuple[float, str]] = []
         with suppress(IndexError):  # there are no more
-            while self._brief[0][0] <= now:
-                over.append(self._brief.popleft()[1])
-        for start in range(0, len(over), NAMES_AT_ONCE):
-            among, names = _among(over[start : start + NAMES_AT_ONCE])
-            # Another process may have written a row of that name since.
-            self._database.change(
-                f"DELETE FROM {{job}} WHERE namespace = :namespace AND name IN ({among}) "
-                "AND expires_at <= {now}",
-                **names,
-            )
+            # Another thread may look, too: what was looked at is what was taken.
+            while (first := self._brief.popleft())[0] <= now:
+                over.append(first)
+            self._brief.appendleft(first)
+        try:
+            for start in range(0, len(over), NAMES_AT_ONCE):
+                among, names = _among([name for _, name in over[start : start + NAMES_AT_ONCE]])
+                # Another process may have written a row of that name since.
+                self._database.change(
+                    f"DELETE FROM {{job}} WHERE namespace = :namespace AND name IN ({among}) "
+                    "AND expires_at <= {now}",
+                    **names,
+                )
+        except StoreError:
+            self._brief.extendleft(reversed(over))
+            raise
 
     def bytes_of(self, caller: str) -> int:
         row = self._database.row(

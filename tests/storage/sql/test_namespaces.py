@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from resource_manager.core.changes import Change, Drained
-from resource_manager.errors import KeysFullError, StaleStateError
+from resource_manager.errors import KeysFullError, StaleStateError, StoreUnavailableError
 from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
 from resource_manager.rest.tokens import Token
@@ -216,6 +217,36 @@ def test_what_lives_briefly_goes_soon_after_its_time_without_a_snapshot(
     own.jobs.write([])
     assert rows_of(own) & {*parts, "d" * 32, late} == {parts[0], "d" * 32, late}
     assert rows_of(other) >= {*parts}
+
+
+def test_an_outage_forgets_nothing_that_lives_briefly(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, _ = stores
+    begin = time.monotonic() + 1000
+    clock = SimpleNamespace(monotonic=lambda: begin)
+    monkeypatch.setattr(expiring_rows, "time", clock)
+    parts = [digest(f"part {n}") for n in range(300)]
+    own.jobs.write([JobRow(part, "", "text", 0.0) for part in parts])
+    clock.monotonic = lambda: begin + DROP_S - 1e-7
+    own.jobs.write([JobRow("f" * 32, "", "over just after the next look", 1e-6)])
+    database = own.database  # type: ignore[attr-defined]
+    change, failing = database.change, [StoreUnavailableError("gone")]
+
+    def changed(statement: str, **values: Any) -> Any:
+        done = change(statement, **values)
+        if failing:
+            raise failing.pop()
+        return done
+
+    monkeypatch.setattr(database, "change", changed)
+    clock.monotonic = lambda: begin + DROP_S
+    with pytest.raises(StoreUnavailableError):
+        own.jobs.write([])
+    assert rows_of(own) & {*parts}
+    clock.monotonic = lambda: begin + 2 * DROP_S
+    own.jobs.write([])
+    assert not rows_of(own) & {*parts, "f" * 32}
 
 
 def rows_of(store: Store) -> set[str]:
