@@ -28,6 +28,8 @@ POLL_S = 0.5
 MAX_LOOK_BYTES = 4 * 1024 * 1024
 ENDED_JOBS = "ended_jobs"
 MAX_ENDED_JOBS = 2000
+UNKNOWN_S = 86_400.0
+"""Time after which an end that Slurm does not know is no longer asked for: many sites have no accounts."""
 
 
 def cluster() -> str:
@@ -198,12 +200,15 @@ def _record(root: str, key: str, queue: Sequence[Mapping[str, str]]) -> dict[str
     directory = job_files.directory_of(root, key)
     record_file = os.path.join(directory, "record")
     exit_at = job_files.modified_at(os.path.join(directory, "exit_code"))
-    has_left = all(job["directory"] != directory for job in queue)
+    has_left, seen_at = all(job["directory"] != directory for job in queue), time.time()
     if has_left:  # as many have that nobody collects: asking Slurm for each takes longer than an answer may
         with suppress(OSError, ValueError):
             record_of, record = json.loads(job_files.text_of(record_file, job_files.LOG_CHUNK_BYTES))
             if record_of == exit_at:  # else it was requeued and has ended once more
-                return dict(record)
+                is_known = record["state"] or record["exit_code"] is not None
+                if is_known or record["ended_at"] < seen_at - UNKNOWN_S:
+                    return dict(record)
+                seen_at = record["ended_at"]  # the accounts may have been away
     about = json.loads(job_files.text_of(os.path.join(directory, "about"), job_files.LOG_CHUNK_BYTES))
     found, began_at = _status(root, key, queue), ""
     if not about or found["slurm"] is None:
@@ -218,7 +223,7 @@ def _record(root: str, key: str, queue: Sequence[Mapping[str, str]]) -> dict[str
         "exit_code": found["exit_code"],
         "submitted_at": job_files.modified_at(os.path.join(directory, "submitted")),
         "started_at": slurm.time_of(began_at),
-        "ended_at": None if found["state"] == "running" else found["ended_at"] or time.time(),
+        "ended_at": None if found["state"] == "running" else found["ended_at"] or seen_at,
     }
     if has_left and record["ended_at"] is not None:
         # A new file might keep the folder from being removed now.

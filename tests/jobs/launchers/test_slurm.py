@@ -10,6 +10,7 @@ import tempfile
 from contextlib import closing
 from ctypes.util import find_library
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,6 +28,7 @@ from resource_manager.jobs.launchers import (
     job_key,
     open_at,
     slurm_commands,
+    slurm_job,
     slurm_script,
 )
 from resource_manager.jobs.launchers.base import BatchRequest
@@ -570,6 +572,33 @@ def test_slurm_is_asked_once_for_a_job_that_has_ended(tmp_path, monkeypatch, exi
     launcher.stop("k-1")
     [collected] = launcher.read_all({}, since=0.0).records
     assert not collected.get("uncollected")
+
+
+def test_an_end_that_no_accounts_told_is_asked_for_again_for_a_day(tmp_path, monkeypatch):
+    """Else a job that Slurm preempted while they were away counted as failed, until that look at it."""
+    end, accounts = tmp_path / "end", 'cat "$END" 2>/dev/null || { echo away >&2; exit 1; }'
+    for name, text in (("squeue", ""), ("scontrol", "echo Invalid job id >&2; exit 1"), ("sacct", accounts)):
+        monkeypatch.setenv("PATH", stub(tmp_path / name, name, text))
+    monkeypatch.setenv("END", str(end))
+    directory = tmp_path / "k-1"
+    directory.mkdir()
+    (directory / "submitted").write_text("7")
+    (directory / "about").write_text(json.dumps(ABOUT))
+    (directory / "record").touch()
+
+    def seen(at):
+        monkeypatch.setattr(slurm_job, "time", SimpleNamespace(time=lambda: at))
+        record: Any = slurm_job._record(str(tmp_path), "k-1", ())
+        return record["state"], record["ended_at"]
+
+    assert seen(1000.0) == seen(2000.0) == ("", 1000.0)
+    end.write_text("7|PREEMPTED|0:15|900|gpu|k-1")
+    assert seen(3000.0) == ("PREEMPTED", 900.0)
+    (directory / "record").write_text("")
+    end.unlink()
+    assert seen(1000.0) == ("", 1000.0)
+    end.write_text("7|PREEMPTED|0:15|900|gpu|k-1")
+    assert seen(1000.0 + slurm_job.UNKNOWN_S + 1.0) == ("", 1000.0), "it has none"
 
 
 JOBS = {
