@@ -30,9 +30,8 @@ class Authorities:
         if self._context is None:
             self._context, self._read_at = httpx.create_ssl_context(), self._clock()
         elif self._context is doubted and self._clock() - self._read_at >= READ_AGAIN_S:
-            self._read_at = self._clock()
             with suppress(OSError):  # the file is being replaced
-                self._context = httpx.create_ssl_context()
+                self._context, self._read_at = httpx.create_ssl_context(), self._clock()
         return self._context
 
 

@@ -147,8 +147,25 @@ def test_a_file_that_is_away_for_a_moment_leaves_the_authorities_as_they_were(tr
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             client.get("/")
         trust.trust("second")
-        trust.now += READ_AGAIN_S
-        assert other.get("/").status_code == 200
+        assert other.get("/").status_code == client.get("/").status_code == 200, "without a wait"
+
+
+def test_threads_that_doubt_the_authorities_while_one_reads_them_get_new_ones(
+    trust: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but one of a triggerer's calls failed at that moment."""
+    old, read, given = trust.authorities.context(), httpx.create_ssl_context, []
+
+    def read_while_another_asks() -> ssl.SSLContext:
+        monkeypatch.setattr(httpx, "create_ssl_context", read)
+        given.append(trust.authorities.context(old))
+        return read()
+
+    trust.now += READ_AGAIN_S
+    monkeypatch.setattr(httpx, "create_ssl_context", read_while_another_asks)
+    given.append(trust.authorities.context(old))
+    assert len(given) == 2
+    assert old not in given
 
 
 def test_every_client_of_a_long_life_reads_them_again(trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
