@@ -152,6 +152,7 @@ class AgentJobs:
     # ---- this server's side ----
 
     def _run(self) -> None:
+        trouble = ""
         while not self._stop.wait(TICK_S):
             try:
                 if self._has_changed():
@@ -163,8 +164,11 @@ class AgentJobs:
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                     self._pruned_at = time.monotonic()
                     self._prune()
+                trouble = ""
             except Exception as error:  # a full disk, a folder that is gone, no more threads, no memory
-                self._say(f"its jobs cannot be seen: {str(error) or type(error).__name__}")
+                before, trouble = trouble, str(error) or type(error).__name__
+                if trouble != before:
+                    self._say(f"its jobs cannot be seen: {trouble}")
                 self._stop.wait(10 * TICK_S)
 
     def _converge(self) -> None:

@@ -601,3 +601,21 @@ def test_a_start_for_which_there_is_no_memory_is_told_and_tried_again(
         service.say(service.run(key, "exit 3"))
         service.wait(key, error="MemoryError")
     assert service.wait(key, state="finished")["exit_code"] == 3
+
+
+def test_a_fault_that_lasts_is_told_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It filled the log with a line a second."""
+    said: list[str] = []
+    faults, is_over = iter(["away", "away", "full", "full", "", "full"]), threading.Event()
+
+    def fail(_: AgentJobs) -> None:
+        if (fault := next(faults, None)) is None:
+            is_over.set()
+        elif fault:
+            raise OSError(fault)
+
+    monkeypatch.setattr(job_runner, "TICK_S", 0.0)
+    monkeypatch.setattr(AgentJobs, "_converge", fail)
+    opened(say=said.append)
+    assert is_over.wait(10)
+    assert said == [f"its jobs cannot be seen: {fault}" for fault in ("away", "full", "full")]
