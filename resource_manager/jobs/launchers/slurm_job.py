@@ -210,8 +210,10 @@ def _record(root: str, key: str, queue: Sequence[Mapping[str, str]]) -> dict[str
                     return dict(record)
                 seen_at = record["ended_at"]  # the accounts may have been away
     about = json.loads(job_files.text_of(os.path.join(directory, "about"), job_files.LOG_CHUNK_BYTES))
+    if not about:
+        return None
     found, began_at = _status(root, key, queue), ""
-    if not about or found["slurm"] is None:
+    if found["slurm"] is None:
         return None
     with suppress(FileNotFoundError):
         began_at = job_files.text_of(os.path.join(directory, "begun", "at"))

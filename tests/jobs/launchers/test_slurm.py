@@ -601,6 +601,21 @@ def test_an_end_that_no_accounts_told_is_asked_for_again_for_a_day(tmp_path, mon
     assert seen(1000.0 + slurm_job.UNKNOWN_S + 1.0) == ("", 1000.0), "it has none"
 
 
+def test_slurm_is_asked_nothing_for_the_list_of_a_job_that_is_not_listed(tmp_path, monkeypatch):
+    (tmp_path / "k-1").mkdir()
+    (tmp_path / "k-1" / "submitted").write_text("7")
+    (tmp_path / "k-1" / "about").write_text("{}")
+    commands = []
+
+    def run(command, *_):
+        commands.append(command[0])
+        return subprocess.CompletedProcess(command, 0, "ClusterName = c", "")
+
+    monkeypatch.setattr(slurm_commands, "run", run)
+    assert slurm_job.read_all(str(tmp_path), {}, since=0.0)["records"] == []
+    assert commands == ["squeue", "scontrol"], "what runs, and the cluster's name"
+
+
 JOBS = {
     "untyped GPUs": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 TRES=cpu=2,mem=1000M,node=1,billing=2,gres/gpu=2 "
