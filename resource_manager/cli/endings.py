@@ -27,9 +27,11 @@ def ending_by_itself(code: int, lease: Mapping[str, Any], preemption: str) -> En
     """Return the end of a job that nobody here ended, by its exit code, and say why."""
     if code == 0:
         return Ending(0, Outcome.SUCCESS, "exit code 0")
+    if preemption and is_time_over(lease):
+        return Ending(TIMED_OUT, Outcome.EVICTED, preemption)
     if preemption:
         say("it was preempted and does not wait again by itself: run the command again")
-        return Ending(TIMED_OUT if is_time_over(lease) else PREEMPTED, Outcome.EVICTED, preemption)
+        return Ending(PREEMPTED, Outcome.EVICTED, preemption)
     code = code if code > 0 else 128 - code
     if code in (KILLED, TERMINATED):
         how = "SIGTERM" if code == TERMINATED else "SIGKILL"

@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli import attended, by_agent, by_hand, main
+from resource_manager.cli.endings import ending_by_itself
 from resource_manager.cli.session import say
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.lease_limits import MAX_RUNTIME
@@ -104,6 +105,15 @@ def test_a_preempted_command_is_told_and_what_it_held_is_granted_at_once(
     assert released(manager)["outcome"] == "EVICTED"
     assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]
     assert manager.queue() == []
+
+
+@pytest.mark.parametrize(("preemptor", "code", "says"), [(MAX_RUNTIME, 124, False), ("urgent", 75, True)])
+def test_only_a_command_that_others_took_its_gpus_from_is_to_be_run_again(
+    capfd: pytest.CaptureFixture[str], preemptor: str, code: int, says: bool
+) -> None:
+    ending = ending_by_itself(143, {"preempted_by": preemptor_in_words(preemptor)}, "preempted")
+    assert (ending.exit_code, ending.outcome) == (code, "EVICTED")
+    assert ("run the command again" in capfd.readouterr().err) is says
 
 
 @pytest.mark.e2e  # only for the time it takes
