@@ -201,6 +201,7 @@
     if (((event.submitter && event.submitter.getAttribute("formmethod")) || form.method) !== "post") return;
     if (form.dataset.sent) event.preventDefault(); // a double click: its answer would be that nothing is left to do
     form.dataset.sent = "true";
+    setTimeout(() => delete form.dataset.sent, 10000); // an answer that somebody stops leaves the page, and the form, as they are
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
