@@ -328,10 +328,10 @@ def _free_parts(cluster: ClusterState, planned: Iterable[Lease], now: float) -> 
         begin = max([now, *(each.preempt_until for each in ending)])
         runtime_s = cluster.runtimes.runtime_of(lease.request)  # its own id is of no class
         request = replace(lease.request, nodes=1, expected_runtime_s=runtime_s)
-        needed, held = _milli_by_gpu(cluster, [lease]), _milli_by_gpu(cluster, ending)
+        needed, to_end = _milli_by_gpu(cluster, [lease]), _milli_by_gpu(cluster, ending)
         for rank, member in enumerate(lease.members):
             name = f"{lease.lease_id}{KEY_SEPARATOR}reserved {rank}"
-            for part in _free_of(cluster, replace(request, lease_id=name), member, needed, held):
+            for part in _free_of(cluster, replace(request, lease_id=name), member, needed, to_end):
                 parts.append(Lease(*part, 0, begin))
     return parts
 
@@ -351,19 +351,20 @@ def _free_of(
     request: Request,
     member: Placement,
     needed: Counter[tuple[str, int]],
-    held: Counter[tuple[str, int]],
+    to_end: Counter[tuple[str, int]],
 ) -> Iterator[tuple[Request, tuple[Placement]]]:
     """Yield what is free now of a member's place; the rest is held by leases that are ending.
 
-    Of a GPU that is free in part it is what those that end for all members will not free, for the first one.
+    Of a GPU that is free in part it is what those that end for the lease will not free, kept for its first
+    member there: `needed` and `to_end` are the thousandths of its place, and of what ends for it.
     """
     state, whole = cluster.by_name[member.node], []
     for gpu_id in member.gpu_ids:
         key, free_milli = (member.node, gpu_id), state.gpu_free.get(gpu_id, 0)
         if free_milli >= needed[key]:
             whole.append(gpu_id)
-        elif (part_milli := min(free_milli, needed[key] - held[key])) > 0:
-            held[key] = needed[key]
+        elif (part_milli := min(free_milli, needed[key] - to_end[key])) > 0:
+            to_end[key] = needed[key]
             name = f"{request.lease_id} {gpu_id}"
             part = replace(request, lease_id=name, gpus=1, gpu_milli=part_milli, resources={})
             yield part, (Placement(member.node, (gpu_id,)),)
