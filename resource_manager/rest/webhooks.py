@@ -275,7 +275,7 @@ def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change
         case changes.Preempting(preemptor=by) if by:
             kind = "idle" if by == lease_limits.IDLE else "preempted"
             why = f"is {lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))}"
-        case changes.Quarantined():
+        case changes.Quarantined() if life is None or not life.was_quarantined(change.at):
             kind, why = "quarantined", QUARANTINED
         case changes.MembersReleased() if life is not None and not life.was_quarantined(change.at):
             kind, why, ended = "quarantined", QUARANTINED, change.ranks

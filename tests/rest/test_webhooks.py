@@ -160,6 +160,21 @@ def test_the_release_of_what_was_quarantined_already_is_no_event(hook: Hook) -> 
     assert 'gpu_manager_expirations_total{quarantined="true"} 1.0' in metrics.text().decode()
 
 
+def test_the_release_by_force_of_what_was_quarantined_already_is_no_event(hook: Hook) -> None:
+    clock = Clock()
+    manager = with_addresses(manager_of(clock, {"on": ["quarantined"], "to": hook.url}))
+    manager.submit("lost", 2, 1, ttl=1, quarantine=True)
+    token = manager.leases()[0]["fencing_token"]
+    manager.place_job("lost", [JobPlace("ssh")], fencing_token=token)
+    clock.now += 2
+    manager.expire_and_schedule()
+    clock.now += 1
+    manager.release("lost", fencing_token=token, job_end="forced")
+    assert manager.leases()[0]["revoked"]
+    sender(manager).send()
+    assert len(hook.events) == 1
+
+
 def test_no_name_calls_a_channel_together_or_hides_a_link(hook: Hook) -> None:
     clock, name = (
         Clock(),
