@@ -32,12 +32,19 @@ def is_buried(api: Any, key: str) -> bool:
 
 
 def prune_tombstones(api: Any, engine: Mapping[str, Any]) -> None:
-    """Remove the tombstones that are older than a day when the engine says that of itself."""
+    """Remove the tombstones that are older than a day when the engine says that of itself.
+
+    So are notes of a grace whose container is gone: another than a launcher may have removed it.
+    """
     from docker.errors import NotFound
 
     now = datetime.fromisoformat(engine["SystemTime"]).timestamp()
-    for volume in api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
-        if datetime.fromisoformat(volume["CreatedAt"]).timestamp() < now - ENDED_S:
+    for label in (ENDED_LABEL, KILL_AT_LABEL):
+        for volume in api.volumes(filters={"label": label})["Volumes"] or ():
+            if datetime.fromisoformat(volume["CreatedAt"]).timestamp() >= now - ENDED_S:
+                continue
+            if label == KILL_AT_LABEL and _has_container(api, volume["Name"].removesuffix("-told")):
+                continue
             with suppress(NotFound):  # another process prunes, too
                 api.remove_volume(volume["Name"])
 
@@ -65,6 +72,16 @@ def forget_grace(api: Any, key: str) -> None:
 
     with suppress(NotFound):
         api.remove_volume(f"{key}-told")
+
+
+def _has_container(api: Any, key: str) -> bool:
+    from docker.errors import NotFound
+
+    try:
+        api.inspect_container(key)
+    except NotFound:
+        return False
+    return True
 
 
 def _labels(api: Any, name: str) -> Mapping[str, str] | None:
