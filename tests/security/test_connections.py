@@ -115,13 +115,16 @@ def answered(connection: socket.socket) -> bool:
     return connection.recv(10_000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_new_connection_of_an_address_ends_the_one_that_is_idle_for_longest(serve: Any) -> None:
+def test_a_new_connection_of_an_address_ends_the_one_that_is_idle_for_longest(service: Service) -> None:
     """Clients keep connections between calls: those that wait for an answer or begin a request stay."""
-    address = serve(max_per_address=4)
-    with ExitStack() as stack:
+    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=4, max_per_address=4)
+    address = "127.0.0.1", int(server.effective_port)
+    with listening(server), ExitStack() as stack:
         begins, *idle = [stack.enter_context(socket.create_connection(address)) for _ in range(4)]
         begins.sendall(HALF)
         assert all(answered(each) for each in (idle[1], idle[0], idle[2]))
+        # A client has its answer shortly before the server knows that it has.
+        wait_for(lambda: sum(each.is_idle() for each in list(server.active_channels.values())) == len(idle))
         assert answered(stack.enter_context(socket.create_connection(address)))
         wait_for(lambda: is_closed(idle[1]))
         assert not any(is_closed(each) for each in (begins, idle[0], idle[2]))
