@@ -75,6 +75,7 @@ class HttpClient(httpx.Client):
 
 
 def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Return whether the error, or one that led to it, is of that kind."""
     while error is not None:
         if isinstance(error, kind):
             return True
