@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the probe's time
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ MIB = 1024 * 1024
 Gpu = dict[str, "Any"]
 Xid = tuple["str | None", int, float]
 """PCI address, number, and time in seconds since 1970."""
-
-FindProcess = Callable[[int, "int | None"], "dict[str, Any]"]
-"""`process_of`, from a process id and its MiB of GPU memory."""
-
 
 PLAUSIBLE = {"utilization_percent": (0, 100), "temperature_c": (-273, 1000), "power_w": (0, 1e6)}
 """Least and greatest value of a measurement; some devices give the largest integer where they cannot say."""
@@ -136,13 +132,8 @@ class ProcessV1(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong)]
 
 
-class Process(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("memory", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    ]
+class Process(ProcessV1):
+    _fields_ = [("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint)]
 
 
 class Attributes(ctypes.Structure):
@@ -205,10 +196,10 @@ class Nvml:
         said = (text(code) or b"").decode("utf-8", "replace")
         return f"{said} (error {code}){': ' + HOW_TO_MEND[code] if code in HOW_TO_MEND else ''}"
 
-    def _call(self, name: str, device: ctypes.c_void_p, *arguments: Any) -> bool:
+    def _call(self, name: str, *arguments: Any) -> bool:
         """Return whether the function wrote an answer; it did not if the library or the GPU lacks it."""
         function = getattr(self._library, name, None)
-        code = function(device, *arguments) if function is not None else None
+        code = function(*arguments) if function is not None else None
         if code == GPU_IS_LOST:
             raise LostError
         return code == SUCCESS
@@ -224,29 +215,30 @@ class Nvml:
         found = self._read(name, device, kind, *arguments)
         return None if found is None else found.value
 
-    def _text(self, name: str, device: ctypes.c_void_p) -> str | None:
+    def _text(self, name: str, *device: ctypes.c_void_p) -> str | None:
         buffer = ctypes.create_string_buffer(128)
-        return buffer.value.decode("utf-8", "replace") if self._call(name, device, buffer, 128) else None
+        return buffer.value.decode("utf-8", "replace") if self._call(name, *device, buffer, 128) else None
 
     def driver(self) -> str | None:
-        buffer = ctypes.create_string_buffer(128)
-        function = getattr(self._library, "nvmlSystemGetDriverVersion", None)
-        done = function is not None and function(buffer, 128) == SUCCESS
-        return buffer.value.decode("utf-8", "replace") if done else None
+        return self._text("nvmlSystemGetDriverVersion")
 
-    def gpus(self, find_process: FindProcess) -> list[Gpu]:
-        """Return the reports of all GPUs, MIG devices in place of the GPU that is divided into them."""
+    def _devices(self) -> Iterator[tuple[int, int, ctypes.c_void_p]]:
+        """Yield the number of each GPU, the code of NVML's answer to it, and its handle."""
         count = ctypes.c_uint()
         self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found: list[Gpu] = []
-        links: dict[int, tuple[str, set[str]]] = {}
         for number in range(count.value):
             device = ctypes.c_void_p()
-            code = self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+            yield number, self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)), device
+
+    def gpus(self) -> list[Gpu]:
+        """Return the reports of all GPUs, MIG devices in place of the GPU that is divided into them."""
+        found: list[Gpu] = []
+        links: dict[int, tuple[str, set[str]]] = {}
+        for number, code, device in self._devices():
             if code == SUCCESS:
-                whole, connected = self._whole(device, number, find_process)
+                whole, connected = self._whole(device, number)
                 self._seen[number] = {name: whole[name] for name in ("uuid", "type", "pci", "numa_node")}
-                migs = self._migs(device, whole, find_process)
+                migs = self._migs(device, whole)
                 if whole["pci"] is not None and not migs:
                     links[len(found)] = (whole["pci"], connected)
                 found += migs or [whole]
@@ -262,7 +254,7 @@ class Nvml:
             found[place]["nvlink_group"] = group
         return found
 
-    def _whole(self, device: ctypes.c_void_p, number: int, find_process: FindProcess) -> tuple[Gpu, set[str]]:
+    def _whole(self, device: ctypes.c_void_p, number: int) -> tuple[Gpu, set[str]]:
         """Return the report of a GPU and what its NVLinks connect it to."""
         gpu = gpu_of(number)
         connected: set[str] = set()
@@ -288,20 +280,19 @@ class Nvml:
             gpu["pages_pending"] = None if pending is None else bool(pending)
             gpu["throttle_reasons"] = self._throttle_reasons(device)
             gpu["recovery_action"] = self._recovery_action(device)
-            gpu["processes"] = self._processes(device, find_process)
+            gpu["processes"] = self._processes(device)
             connected = self._nvlinks(device)
         except LostError:
             gpu["lost"] = True
         return gpu, connected
 
-    def _migs(self, device: ctypes.c_void_p, whole: Gpu, find_process: FindProcess) -> list[Gpu]:
+    def _migs(self, device: ctypes.c_void_p, whole: Gpu) -> list[Gpu]:
         """Return the reports of the MIG devices of a GPU: its health is theirs, its measurements are not."""
         found: list[Gpu] = []
         try:
             current, pending = ctypes.c_uint(), ctypes.c_uint()
-            if not self._call("nvmlDeviceGetMigMode", device, ctypes.byref(current), ctypes.byref(pending)):
-                return []
-            if not current.value:
+            modes = ctypes.byref(current), ctypes.byref(pending)
+            if not self._call("nvmlDeviceGetMigMode", device, *modes) or not current.value:
                 return []
             whole["vendor_state"] = EMPTY_MIG
             for number in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
@@ -323,7 +314,7 @@ class Nvml:
                         "utilization_percent": None if utilization is None else utilization.gpu,
                         "power_w": None,
                         "energy_mj": None,
-                        "processes": self._processes(mig, find_process),
+                        "processes": self._processes(mig),
                     }
                 )
         except LostError:
@@ -388,7 +379,7 @@ class Nvml:
         action = asked.value & 0xFFFFFFFF
         return RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action {action}"
 
-    def _processes(self, device: ctypes.c_void_p, find_process: FindProcess) -> list[dict[str, Any]] | None:
+    def _processes(self, device: ctypes.c_void_p) -> list[dict[str, Any]] | None:
         computing = self._running("nvmlDeviceGetComputeRunningProcesses", device)
         under_mps = self._running("nvmlDeviceGetMPSComputeRunningProcesses", device)
         if computing is None:
@@ -403,7 +394,7 @@ class Nvml:
         }
         return [
             {
-                **find_process(pid, None if process.memory == 2**64 - 1 else process.memory // MIB),
+                **process_of(pid, None if process.memory == 2**64 - 1 else process.memory // MIB),
                 **({"draws": True} if pid in draws else {}),
             }
             for pid, process in sorted({**draws, **computes}.items())[:MAX_PROCESSES_OF_GPU]
@@ -452,11 +443,8 @@ class Nvml:
         if create is None or create(ctypes.byref(events)) != SUCCESS:
             return
         self._events = events
-        count = ctypes.c_uint()
-        self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        for number in range(count.value):
-            device = ctypes.c_void_p()
-            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == SUCCESS:
+        for _, code, device in self._devices():
+            if code == SUCCESS:
                 try:
                     self._pci_of[device.value] = self._pci(device)
                 except LostError:
@@ -485,25 +473,19 @@ def nvlink_groups(links: dict[int, tuple[str, set[str]]]) -> dict[int, int]:
     `links` maps a place in the list of GPUs to its PCI address and what `Nvml._nvlinks` found.
     """
     place_of = {pci: place for place, (pci, _) in links.items()}
-    group = {place: {place} for place in links}
-    switched = [place for place, (_, connected) in links.items() if "switch" in connected]
-    pairs = [(place, switched[0]) for place in switched]
-    pairs += [
-        (place, place_of[pci])
+    joined = [{place for place, (_, connected) in links.items() if "switch" in connected}]
+    joined += [
+        {place, place_of[pci]}
         for place, (_, connected) in links.items()
         for pci in connected
         if pci in place_of
     ]
-    for one, other in pairs:
-        if group[one] is not group[other]:
-            group[one] |= group[other]
-            for place in group[other]:
-                group[place] = group[one]
-    numbers: dict[int, int] = {}
-    for place in sorted(links):
-        if len(group[place]) > 1:
-            numbers.setdefault(min(group[place]), len(numbers))
-    return {place: numbers[min(group[place])] for place in links if len(group[place]) > 1}
+    groups: list[set[int]] = []
+    for places in joined:
+        touched = [group for group in groups if group & places]
+        groups = [group for group in groups if group not in touched] + [places.union(*touched)]
+    groups = sorted((group for group in groups if len(group) > 1), key=min)
+    return {place: number for number, group in enumerate(groups) for place in group}
 
 
 def plain_type(name: str | None) -> str:
@@ -547,6 +529,12 @@ def number_in(text: object, kind: Any = int) -> Any:
     return None if found is None else kind(float(found[1]))
 
 
+def mib_in(text: object) -> int | None:
+    """Return the MiB of a tool's field in bytes, or None."""
+    size: int | None = number_in(text)
+    return None if size is None else size // MIB
+
+
 NVIDIA_FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,"
     "power.draw"
@@ -554,7 +542,7 @@ NVIDIA_FIELDS = (
 NEWER_NVIDIA_FIELDS = "ecc.errors.uncorrected.volatile.total,mig.mode.current,clocks_throttle_reasons.active"
 
 
-def nvidia_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+def nvidia_smi() -> tuple[str | None, list[Gpu]]:
     """Return the driver's version and the reports of all GPUs by `nvidia-smi`."""
     as_csv = "--format=csv,noheader,nounits"
     names = f"{NVIDIA_FIELDS},{NEWER_NVIDIA_FIELDS}".split(",")
@@ -568,25 +556,18 @@ def nvidia_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
     apps = run_tool("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", as_csv)
     try:
         rows = run_tool(
-            "nvidia-smi",
-            "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure",
-            as_csv,
+            "nvidia-smi", "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure", as_csv
         )
     except ProbeError:
         rows = ""
-    return read_nvidia_smi(names, text, apps, rows, lambda: run_tool("nvidia-smi", "-L"), find_process)
+    return read_nvidia_smi(names, text, apps, rows, lambda: run_tool("nvidia-smi", "-L"))
 
 
 def read_nvidia_smi(
-    names: Sequence[str],
-    text: str,
-    apps: str,
-    rows: str,
-    list_gpus: Callable[[], str],
-    find_process: FindProcess,
+    names: Sequence[str], text: str, apps: str, rows: str, list_gpus: Callable[[], str]
 ) -> tuple[str | None, list[Gpu]]:
     """Return driver and GPUs from the tool's texts; `list_gpus` gives `nvidia-smi -L`, which names MIG."""
-    driver, divided = None, False
+    driver = None
     found: list[Gpu] = []
     remapped = {row[0]: row[1:] for row in read_csv(rows) if len(row) == 3}
     for row in read_csv(text):
@@ -595,10 +576,9 @@ def read_nvidia_smi(
         values = dict(zip(names, row))  # noqa: B905 - strict came with Python 3.10
         driver = values["driver_version"]
         pci = plain_pci(values["pci.bus_id"])
-        reasons = number_in_hex(values.get("clocks_throttle_reasons.active", ""))
+        reasons = values.get("clocks_throttle_reasons.active", "")
+        bits = int(reasons, 16) if re.match(r"^0x[0-9a-fA-F]+$", reasons) else None
         pending, failed = (yes_or_no(text) for text in remapped.get(values["uuid"], ("", "")))
-        is_divided = values.get("mig.mode.current") == "Enabled"
-        divided = divided or is_divided
         found.append(
             gpu_of(
                 number_in(values["index"]),
@@ -613,20 +593,20 @@ def read_nvidia_smi(
                 power_w=number_in(values["power.draw"], float),
                 ecc_uncorrected=number_in(values.get("ecc.errors.uncorrected.volatile.total")),
                 throttle_reasons=None
-                if reasons is None
-                else [text for bit, text in THROTTLE_REASONS.items() if reasons & bit],
+                if bits is None
+                else [text for bit, text in THROTTLE_REASONS.items() if bits & bit],
                 rows_pending=pending,
                 rows_failed=failed,
-                vendor_state=EMPTY_MIG if is_divided else None,
+                vendor_state=EMPTY_MIG if values.get("mig.mode.current") == "Enabled" else None,
             )
         )
-    if divided:
+    if any(gpu["vendor_state"] for gpu in found):
         found = with_migs(found, list_gpus())
     using = [row for row in read_csv(apps) if len(row) == 3]
     for place, gpu in enumerate(found):
         gpu["index"] = place
         gpu["processes"] = [
-            find_process(number_in(pid), number_in(memory))
+            process_of(number_in(pid), number_in(memory))
             for uuid, pid, memory in using
             if uuid == gpu["uuid"] and number_in(pid)
         ]
@@ -636,10 +616,6 @@ def read_nvidia_smi(
 def read_csv(text: str) -> list[list[str]]:
     """Return the cells of each line; `nvidia-smi` writes neither quotes nor commas into one."""
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-
-
-def number_in_hex(text: str) -> int | None:
-    return int(text, 16) if re.match(r"^0x[0-9a-fA-F]+$", text) else None
 
 
 def yes_or_no(text: str) -> bool | None:
@@ -675,18 +651,15 @@ def with_migs(gpus: list[Gpu], listed: str) -> list[Gpu]:
     return found
 
 
-AMD_COMMANDS = ("static", "metric", "process")
-
-
-def amd_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+def amd_smi() -> tuple[str | None, list[Gpu]]:
     """Return the driver's version and the reports of all GPUs by `amd-smi`."""
-    static, metric, processes = (run_tool("amd-smi", name, "--json") for name in AMD_COMMANDS)
-    return read_amd_smi(static, metric, processes, find_process)
+    static, metric, processes = (
+        run_tool("amd-smi", name, "--json") for name in ("static", "metric", "process")
+    )
+    return read_amd_smi(static, metric, processes)
 
 
-def read_amd_smi(
-    static: str, metric: str, processes: str, find_process: FindProcess
-) -> tuple[str | None, list[Gpu]]:
+def read_amd_smi(static: str, metric: str, processes: str) -> tuple[str | None, list[Gpu]]:
     """Return driver and GPUs from the tool's JSON: a list of GPUs, since ROCm 7 below `gpu_data`."""
     measured = {gpu.get("gpu"): gpu for gpu in amd_gpus(metric)}
     running = {gpu.get("gpu"): gpu.get("process_list") for gpu in amd_gpus(processes)}
@@ -718,7 +691,7 @@ def read_amd_smi(
                 processes=None
                 if not isinstance(listed, list)
                 else [
-                    find_process(info["pid"], amd_memory(info))
+                    process_of(info["pid"], mib_in(amd_value(info, "memory_usage", "vram_mem")))
                     for info in (entry.get("process_info") for entry in listed)
                     if isinstance(info, dict) and isinstance(info.get("pid"), int)
                 ],
@@ -741,13 +714,6 @@ def amd_value(gpu: dict[str, Any], section: str, name: str) -> Any:
     return None if found in ("N/A", "", None) else found
 
 
-def amd_memory(info: dict[str, Any]) -> int | None:
-    """Return the MiB of a process, which `amd-smi` gives in bytes."""
-    found = amd_value(info, "memory_usage", "vram_mem")
-    size: int | None = None if found is None else number_in(found)
-    return None if size is None else size // MIB
-
-
 def amd_uuid(unique_id: object) -> str | None:
     """Return the name by which ROCm's runtime selects a GPU: GPU- and its unique id in hexadecimal."""
     text = str(unique_id or "").lower()
@@ -756,7 +722,7 @@ def amd_uuid(unique_id: object) -> str | None:
     return f"GPU-{digits:0>16}" if known else None
 
 
-def rocm_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+def rocm_smi() -> tuple[str | None, list[Gpu]]:
     """Return the driver's version and the reports of all GPUs by `rocm-smi`."""
     wanted = (
         "--showproductname --showuniqueid --showbus --showuse --showtemp --showpower --showdriverversion"
@@ -772,9 +738,6 @@ def read_rocm_smi(text: str) -> tuple[str | None, list[Gpu]]:
     cards = [name for name in found if re.match(r"^card\d+$", name)]
     for card in sorted(cards, key=lambda name: int(name[4:])):
         values = {name.lower(): value for name, value in found[card].items()}  # older ones: "Card series"
-        total, used = (
-            number_in(values.get(name)) for name in ("vram total memory (b)", "vram total used memory (b)")
-        )
         pci = plain_pci(values.get("pci bus", ""))
         temperatures = [values.get(f"temperature (sensor {place}) (c)") for place in ("junction", "edge")]
         power = [values.get(f"{kind} graphics package power (w)") for kind in ("current socket", "average")]
@@ -786,8 +749,8 @@ def read_rocm_smi(text: str) -> tuple[str | None, list[Gpu]]:
                 type=plain_type(values.get("card series") or values.get("device name")),
                 pci=pci,
                 numa_node=numa_node_of(pci),
-                memory_mib=None if total is None else total // MIB,
-                memory_used_mib=None if used is None else used // MIB,
+                memory_mib=mib_in(values.get("vram total memory (b)")),
+                memory_used_mib=mib_in(values.get("vram total used memory (b)")),
                 utilization_percent=number_in(values.get("gpu use (%)")),
                 temperature_c=next((number_in(t) for t in temperatures if t is not None), None),
                 power_w=next((number_in(p, float) for p in power if p is not None), None),
@@ -796,12 +759,12 @@ def read_rocm_smi(text: str) -> tuple[str | None, list[Gpu]]:
     return (found.get("system") or {}).get("Driver version"), gpus
 
 
-def npu_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+def npu_smi() -> tuple[str | None, list[Gpu]]:
     """Return the driver's version and the reports of all chips by `npu-smi`."""
-    return read_npu_smi(run_tool("npu-smi", "info"), find_process)
+    return read_npu_smi(run_tool("npu-smi", "info"))
 
 
-def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+def read_npu_smi(text: str) -> tuple[str | None, list[Gpu]]:
     """Return driver and chips from the tool's table, which has two lines for a chip; then come processes."""
     version = re.search(r"Version:\s*(\S+)", text)
     devices, _, using = text.partition("Process id")
@@ -814,7 +777,7 @@ def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list
     for npu, chip, pid, memory in re.findall(
         r"^\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|[^|]*\|\s*(\d*)\s*\|", using, re.MULTILINE
     ):
-        listed.setdefault((npu, chip), []).append(find_process(int(pid), number_in(memory)))
+        listed.setdefault((npu, chip), []).append(process_of(int(pid), number_in(memory)))
     gpus: list[Gpu] = []
     for npu, name, state, power, degrees, chip, bus, busy, memories in pattern.findall(devices):
         pairs = re.findall(r"(\d+)\s*/\s*(\d+)", memories)
@@ -943,31 +906,27 @@ def jobs_of(pid: str) -> set[str]:
         found = {key.decode() for key in LOCK.findall(file.read())}
     with open(f"/proc/{pid}/cgroup", errors="replace") as text:
         found.update(JOB_KEY.findall(text.read()))
+    found.update(held[1] for held in map(HELD.search, descriptors_of(pid)) if held)
+    return found
+
+
+def descriptors_of(pid: object) -> Iterator[str]:
+    """Yield what a process has open; raises `OSError` if that cannot be read."""
     folder = f"/proc/{pid}/fd/"
     for descriptor in os.listdir(folder):
         try:
-            held = HELD.search(os.readlink(folder + descriptor))
+            yield os.readlink(folder + descriptor)
         except FileNotFoundError:
             continue  # closed meanwhile
-        if held:
-            found.add(held[1])
-    return found
 
 
 def registered_job(pid: int) -> str | None:
     """Return the job as which the process registered itself: the name of a descriptor that it keeps open."""
-    folder = f"/proc/{pid}/fd"
     try:
-        for descriptor in os.listdir(folder):
-            try:
-                found = REGISTRATION.fullmatch(os.readlink(os.path.join(folder, descriptor)))
-            except OSError:
-                continue  # closed meanwhile
-            if found:
-                return found[1]
-    except OSError:
-        pass  # it has ended
-    return None
+        found = next(filter(None, map(REGISTRATION.fullmatch, descriptors_of(pid))), None)
+    except OSError:  # it has ended
+        return None
+    return found[1] if found else None
 
 
 def lease_id_in(text: str) -> str | None:
@@ -1100,22 +1059,18 @@ def disk_free_mib(folder: str) -> int:
     return found.f_bavail * found.f_frsize // MIB
 
 
-Tool = tuple[str, Callable[[FindProcess], "tuple[str | None, list[Gpu]]"]]
-
-TOOLS: tuple[Tool, ...] = (
-    ("nvidia-smi", nvidia_smi),
-    ("amd-smi", amd_smi),
-    ("rocm-smi", rocm_smi),
-    ("npu-smi", npu_smi),
-)
+TOOLS: dict[str, Callable[[], tuple[str | None, list[Gpu]]]] = {
+    "nvidia-smi": nvidia_smi,
+    "amd-smi": amd_smi,
+    "rocm-smi": rocm_smi,
+    "npu-smi": npu_smi,
+}
 
 
-def ask_tool(
-    name: str, read: Callable[[FindProcess], tuple[str | None, list[Gpu]]], find_process: FindProcess
-) -> tuple[str | None, list[Gpu]]:
+def ask_tool(name: str, read: Callable[[], tuple[str | None, list[Gpu]]]) -> tuple[str | None, list[Gpu]]:
     """Return driver and GPUs by a tool; raises `ProbeError`, also if it answers in another form."""
     try:
-        return read(find_process)
+        return read()
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ProbeError(f"{name} answers in a form that is not known: {error!r}") from error
 
@@ -1126,17 +1081,16 @@ class Probe:
     def __init__(self, watch: bool = False) -> None:
         path = os.environ.get("GPU_MANAGER_NVML") or "libnvidia-ml.so.1"
         self._nvml: Nvml | None = None
-        self._tool: Tool | None = None
-        self._xids: list[Xid] = []
         try:
             self._nvml = Nvml(path)
         except OSError as error:
             import shutil  # here, as most servers have the library
 
-            self._tool = next((tool for tool in TOOLS if shutil.which(tool[0])), None)
-            if self._tool is None:
-                names = ", ".join(name for name, _ in TOOLS)
+            tools = [name for name in TOOLS if shutil.which(name)]
+            if not tools:
+                names = ", ".join(TOOLS)
                 raise ProbeError(f"no GPU library or tool: {error}; none of {names} on the PATH") from error
+            self._tool = tools[0]
         else:
             if watch:
                 self._nvml.watch()
@@ -1148,10 +1102,8 @@ class Probe:
     def report(self) -> dict[str, Any]:
         """Return the report of this moment; XIDs are in one report only."""
         if self._nvml is None:
-            assert self._tool is not None
-            name, read = self._tool
-            return server_report(name, *ask_tool(name, read, process_of))
-        gpus = self._nvml.gpus(process_of)
+            return server_report(self._tool, *ask_tool(self._tool, TOOLS[self._tool]))
+        gpus = self._nvml.gpus()
         if self._knows_xids:
             add_xids(gpus, self._xids + self._nvml.new_xids())
             self._xids = []

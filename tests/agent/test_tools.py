@@ -18,8 +18,9 @@ from resource_manager.agent.running import NoReportError, probe_here
 from tests.nvml.standin import uuid_of
 
 
-def process(pid: int, memory_mib: int | None) -> dict[str, Any]:
-    return {"pid": pid, "memory_mib": memory_mib}
+@pytest.fixture(autouse=True)
+def _plain_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "process_of", lambda pid, mib: {"pid": pid, "memory_mib": mib})
 
 
 def known(gpu: dict[str, Any], *without: str) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def test_amd_smi(since_rocm_7: bool) -> None:
         json.dumps({"gpu_data": part} if since_rocm_7 else part)
         for part in (AMD_STATIC, AMD_METRIC, AMD_PROCESS)
     )
-    driver, (first, second) = probe.read_amd_smi(static, metric, processes, process)
+    driver, (first, second) = probe.read_amd_smi(static, metric, processes)
     assert driver == "6.8.5"
     assert known(first) == {
         "index": 0,
@@ -287,7 +288,7 @@ OLD_NPU = """\
 
 
 def test_npu_smi() -> None:
-    driver, (first, second) = probe.read_npu_smi(NPU, process)
+    driver, (first, second) = probe.read_npu_smi(NPU)
     assert driver == "23.0.2.1"
     assert known(first, "numa_node") == {
         "index": 0,
@@ -306,7 +307,7 @@ def test_npu_smi() -> None:
 
 
 def test_npu_smi_without_hbm_and_processes() -> None:
-    driver, [only] = probe.read_npu_smi(OLD_NPU, process)
+    driver, [only] = probe.read_npu_smi(OLD_NPU)
     assert driver == "25.2.0"
     assert (only["memory_mib"], only["memory_used_mib"], only["pci"]) == (10810, 957, None)
     assert only["processes"] is None

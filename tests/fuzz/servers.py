@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from resource_manager.agent import probe
 from resource_manager.agent.report_format import check_report, read_report
@@ -69,27 +68,23 @@ def tool(read: Callable[[str], tuple[str | None, list[probe.Gpu]]]) -> Callable[
     def parse(data: bytes, folder: Path) -> object:
         text = data.decode("utf-8", "replace")
         try:
-            return probe.ask_tool("the tool", lambda _: read(text), process)
+            return probe.ask_tool("the tool", lambda: read(text))
         except probe.ProbeError as error:
             raise NoReportError(str(error)) from error
 
     return parse
 
 
-def process(pid: int, memory_mib: int | None) -> dict[str, Any]:
-    return {"pid": pid, "memory_mib": memory_mib}
-
-
 def read_amd(text: str) -> tuple[str | None, list[probe.Gpu]]:
     static, metric, processes = [*text.split("\0"), "[]", "[]"][:3]
-    return probe.read_amd_smi(static, metric, processes, process)
+    return probe.read_amd_smi(static, metric, processes)
 
 
 def read_nvidia(text: str) -> tuple[str | None, list[probe.Gpu]]:
     """The texts of nvidia-smi, apart at NUL, as a report that is then checked."""
     gpus_csv, apps, rows, listed = [*text.split("\0"), "", "", ""][:4]
     names = f"{probe.NVIDIA_FIELDS},{probe.NEWER_NVIDIA_FIELDS}".split(",")
-    driver, gpus = probe.read_nvidia_smi(names, gpus_csv, apps, rows, lambda: listed, probe.process_of)
+    driver, gpus = probe.read_nvidia_smi(names, gpus_csv, apps, rows, lambda: listed)
     check_report(json.loads(json.dumps(probe.server_report("nvidia-smi", driver, gpus))))
     return driver, gpus
 
@@ -149,7 +144,5 @@ def parsers() -> dict[str, Parser]:
             (record_to_json(Record(2.0, 10.0, 1.0, "b", 3.0, "h")),),
         ),
         "rocm_smi": Parser(tool(probe.read_rocm_smi), (texts.ROCM.encode(),)),
-        "npu_smi": Parser(
-            tool(lambda text: probe.read_npu_smi(text, process)), (texts.NPU.encode(), texts.OLD_NPU.encode())
-        ),
+        "npu_smi": Parser(tool(probe.read_npu_smi), (texts.NPU.encode(), texts.OLD_NPU.encode())),
     }
