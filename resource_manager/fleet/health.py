@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache, lru_cache
 from importlib.resources import as_file, files
@@ -23,32 +23,18 @@ class HealthAction(StrEnum):
     CLOSE_SERVER = "close server"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A condition that a report shows, what the manager does about it, and what a person should do."""
-
-    condition: str
-    action: HealthAction
-    text: str
-    todo: str
-
-
 HealthTable = Mapping[str, HealthRule]
 """Rule of each condition by its name."""
 
 
 @lru_cache(maxsize=8)
 def health_table(rules: tuple[HealthRule, ...] = ()) -> HealthTable:
-    """Return the built-in table, with these rules in place of those of the same condition."""
-    built_in = _built_in()
-    return {**built_in, **{rule.condition: _completed(rule, built_in.get(rule.condition)) for rule in rules}}
-
-
-def _completed(rule: HealthRule, built_in: HealthRule | None) -> HealthRule:
-    """Return the rule with the texts of the built-in one where it has none."""
-    if built_in is None:
-        return rule
-    return replace(rule, text=rule.text or built_in.text, todo=rule.todo or built_in.todo)
+    """Return the built-in table with these rules, which have its texts where they have none."""
+    table = dict(_built_in())
+    for rule in rules:
+        usual = table.get(rule.condition, rule)
+        table[rule.condition] = replace(rule, text=rule.text or usual.text, todo=rule.todo or usual.todo)
+    return table
 
 
 @cache
@@ -57,21 +43,13 @@ def _built_in() -> HealthTable:
         return {rule.condition: rule for rule in load_health(path)}
 
 
-def findings(gpu: GpuReport, table: HealthTable) -> tuple[Finding, ...]:
-    """Return what the report of a GPU shows, the most severe first; without what the table ignores."""
-    found = [_finding(condition, table) for condition in _conditions(gpu)]
-    if not found:
-        return ()
-    order = list(HealthAction)
-    kept = [finding for finding in found if finding.action is not HealthAction.IGNORE]
-    return tuple(sorted(kept, key=lambda finding: -order.index(finding.action)))
-
-
-def _finding(condition: str, table: HealthTable) -> Finding:
-    rule = table.get(condition)
-    if rule is None:
-        return Finding(condition, HealthAction.NOTE, "not in the health table", "look it up in the catalogue")
-    return Finding(condition, HealthAction(rule.action), rule.text, rule.todo)
+def findings(gpu: GpuReport, table: HealthTable) -> tuple[HealthRule, ...]:
+    """Return the rules of what a report shows of a GPU, the most severe first; without what they ignore."""
+    unlisted = "not in the health table", "look it up in the catalogue"
+    found = [table.get(each) or HealthRule(each, HealthAction.NOTE, *unlisted) for each in _conditions(gpu)]
+    order: list[str] = list(HealthAction)
+    kept = [rule for rule in found if rule.action != HealthAction.IGNORE]
+    return tuple(sorted(kept, key=lambda rule: -order.index(rule.action)))
 
 
 def _conditions(gpu: GpuReport) -> Iterator[str]:

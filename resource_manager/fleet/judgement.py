@@ -12,12 +12,11 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.search import is_searchable, searched, without_lease
-from resource_manager.fleet.health import health_table
 from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_releases, sample_gpus, sample_leases
 from resource_manager.fleet.records import Record
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
-from resource_manager.fleet.transitions import Rules, is_of, tells_nothing, transitions
+from resource_manager.fleet.transitions import is_of, tells_nothing, transitions
 from resource_manager.scheduling import lease_steps
 
 DEFAULT_INTERVAL_S = 10.0
@@ -34,16 +33,8 @@ class Judgement:
     became_idle: dict[str, float]
 
 
-def rules_of(settings: ClusterSettings) -> Rules:
-    return Rules(health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
-
-
 def judge(
-    cluster: ClusterState,
-    report: Report,
-    before: Record | None,
-    elsewhere: Mapping[str, Record],
-    now: float,
+    cluster: ClusterState, report: Report, before: Record | None, elsewhere: Mapping[str, Record], now: float
 ) -> Judgement:
     """Return what a report says of a state; it changes nothing. Raises `UnknownNodeError`.
 
@@ -51,30 +42,34 @@ def judge(
     members of gangs.
     """
     state = cluster.node(report.server)
-    known = _first(report, now) if before is None else before
-    outcome = transitions(cluster, report, known.clean, rules_of(cluster.settings), now)
+    first = _first(report, now)
+    known = before or first
+    seen, clean = transitions(cluster, report, known.clean, now)
     jobs = sightings_after(state, report, known.jobs)
+    # Where a report tells nothing of the GPUs, its server is silent.
+    received_at = known.received_at if tells_nothing(state, report) else now
+    rules = IdleRules(cluster)
+    passed_s = min(max(received_at - known.received_at, 0.0), SILENT_INTERVALS * known.interval_s)
+    leases = sample_leases(state, report, known.leases, known.gpus, rules, received_at, passed_s)
+    if not known.tells_of(now):  # nobody knows what they did meanwhile
+        leases |= {
+            token: replace(use, idle_since=now) for token, use in leases.items() if use.idle_since is not None
+        }
     record = replace(
-        _first(report, now),
-        clean=outcome.clean,
+        first,
+        received_at=received_at,
+        clean=clean,
         gpus=sample_gpus(state, report),
+        leases=leases,
         jobs=jobs,
         listed_at=now if report.jobs is not None else known.listed_at,
         mps=tuple(report.mps or ()),
     )
-    if tells_nothing(state, report):
-        record = replace(record, received_at=known.received_at)  # nothing is known of its GPUs: it is silent
-    rules = IdleRules(cluster)
-    passed_s = min(max(record.received_at - known.received_at, 0.0), SILENT_INTERVALS * known.interval_s)
-    leases = sample_leases(state, report, known.leases, known.gpus, rules, record.received_at, passed_s)
-    if not known.tells_of(now):  # nobody knows what they did meanwhile
-        leases = {token: _idle_from(use, now) for token, use in leases.items()}
-    record = replace(record, leases=leases)
     fresh = {name: other.leases for name, other in elsewhere.items() if other.tells_of(now)}
     sightings = {name: other.jobs for name, other in elsewhere.items()}
     changes = [
         *_searched_by(state, report, cluster.settings, now),
-        *(_with_use(change, known.leases) for change in outcome.changes),
+        *(_with_use(change, known.leases) for change in seen),
         *_ends(leases_gone(cluster, report, {**sightings, report.server: jobs}), cluster, now),
     ]
     gone = {change.lease_id for change in changes if isinstance(change, Released)}
@@ -88,7 +83,7 @@ def cleaned(cluster: ClusterState, report: Report, record: Record, now: float) -
 
     `record` is that of the server's reports after this one.
     """
-    changes = transitions(cluster, report, {}, rules_of(cluster.settings), now).changes
+    changes, _ = transitions(cluster, report, {}, now)
     return [_with_use(change, record.leases) for change in changes if isinstance(change, GpuCleaned)]
 
 
@@ -173,10 +168,6 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
             f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
             f"reports as {report.server}: one server, one agent"
         )
-
-
-def _idle_from(use: LeaseUse, now: float) -> LeaseUse:
-    return use if use.idle_since is None else replace(use, idle_since=now)
 
 
 def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:

@@ -120,12 +120,10 @@ def server_use(
     state: NodeState, last: KeptReport | None, table: HealthTable, now: float, idle: Idleness
 ) -> ServerUse:
     """Return the use of one server by its last report, if there is one."""
-    by_uuid: dict[str, GpuReport] = {}
-    by_index: dict[int, GpuReport] = {}
-    for gpu in () if last is None else last.report.gpus:
-        by_index[gpu.index] = gpu
-        if gpu.uuid is not None:
-            by_uuid[gpu.uuid] = gpu
+    report = None if last is None else last.report
+    gpus = () if report is None else report.gpus
+    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid is not None}
+    by_index = {gpu.index: gpu for gpu in gpus}
     return {
         "server_id": state.node.server_id,
         "server_name": state.name,
@@ -134,10 +132,10 @@ def server_use(
         "drain_reason": closed_because(state),
         "watched": state.watched,
         "age_s": None if last is None else max(now - last.received_at, 0.0),
-        "error": "" if last is None else last.report.error or "",
-        "driver": None if last is None else last.report.driver,
-        "agent_version": None if last is None else last.report.version,
-        "machine": None if last is None else last.report.machine,
+        "error": "" if report is None else report.error or "",
+        "driver": None if report is None else report.driver,
+        "agent_version": None if report is None else report.version,
+        "machine": None if report is None else report.machine,
         "gpus": [
             _gpu_use(state, gpu, found, table, idle, _sharing(state, gpu, last))
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
@@ -179,9 +177,7 @@ def _gpu_use(
         "processes": None
         if report is None or report.processes is None
         else [answer_of(GpuProcess, each, rogue=each.pid in rogue) for each in report.processes],
-        "health": []
-        if report is None
-        else [answer_of(GpuFinding, each, action=str(each.action)) for each in findings(report, table)],
+        "health": [] if report is None else [answer_of(GpuFinding, each) for each in findings(report, table)],
         "closed": "" if closed is None else closed.reason,
         "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),

@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
     Resumed,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import HealthRule
 from resource_manager.core.gpu_state import DRAINED, cleaning_on, condition_of, leases_on, present_id
 from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.maintenance import to_the_minute
@@ -24,7 +25,7 @@ from resource_manager.core.models import Lease
 from resource_manager.core.names import listed, name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
 from resource_manager.core.search import is_unsearched
-from resource_manager.fleet.health import Finding, HealthAction, HealthTable, findings
+from resource_manager.fleet.health import HealthAction, findings, health_table
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
@@ -45,23 +46,6 @@ MAX_LISTED = 8
 MAX_COMMAND = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Rules of the receiver of reports; `rogue` is False if processes without a lease are ignored."""
-
-    table: HealthTable
-    rogue: bool = True
-    clean_timeout_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Changes that a report shows, and for closed GPUs and the server the clean reports in a row."""
-
-    changes: list[Change] = field(default_factory=list)
-    clean: dict[int, int] = field(default_factory=dict)
-
-
 def is_pinned(state: NodeState) -> bool:
     """Return True if the inventory has the UUID of every GPU: else reports are only for display."""
     return bool(state.gpu_free) and len(state.gpu_uuids) == len(state.gpu_free)
@@ -73,46 +57,42 @@ def tells_nothing(state: NodeState, report: Report) -> bool:
 
 
 def transitions(
-    cluster: ClusterState, report: Report, clean: dict[int, int], rules: Rules, now: float
-) -> Outcome:
-    """Return what the report changes; `clean` is that of the report before. Raises `UnknownNodeError`.
+    cluster: ClusterState, report: Report, clean: dict[int, int], now: float
+) -> tuple[list[Change], dict[int, int]]:
+    """Return what the report changes, and how many reports in a row were clean. Raises `UnknownNodeError`.
 
-    A report without GPUs because of an error says nothing, unless the server has none. One of a server
+    These counts are by the number of a closed GPU, `SERVER` for the server; `clean` are those before. A
+    report without GPUs because of an error says nothing, unless the server has none. One of a server
     without pinned UUIDs, or without GPUs, says only that its agent is not silent.
     """
     state = cluster.node(report.server)
     if tells_nothing(state, report):
-        return Outcome()
-    reading = _Reading(cluster, state, report, clean, rules, now)
+        return [], {}
+    reading = _Reading(cluster, state, report, clean, now)
     if is_pinned(state):
         return reading.outcome()
     is_new = state.silent is not None or (not state.gpu_free and not state.watched)
-    return Outcome([*([AgentSeen(state.name, now)] if is_new else []), *reading.cleaned()])
+    return [*([AgentSeen(state.name, now)] if is_new else []), *reading.cleaned()], {}
 
 
+@dataclass
 class _Reading:
     """One report against one node of the state."""
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        state: NodeState,
-        report: Report,
-        clean: dict[int, int],
-        rules: Rules,
-        now: float,
-    ) -> None:
-        self._cluster = cluster
-        self._state = state
-        self._report = report
-        self._rules = rules
-        self._now = now
-        self._before = clean
-        self._reported = {gpu.uuid: gpu for gpu in report.gpus if gpu.uuid is not None}
-        self._clean: dict[int, int] = {}
-        self._found: dict[int, tuple[Finding, ...]] = {}
+    _cluster: ClusterState
+    _state: NodeState
+    _report: Report
+    _before: dict[int, int]
+    _now: float
+    _clean: dict[int, int] = field(default_factory=dict)
+    _found: dict[int, tuple[HealthRule, ...]] = field(default_factory=dict)
 
-    def outcome(self) -> Outcome:
+    def __post_init__(self) -> None:
+        settings = self._cluster.settings
+        self._table, self._avoids_rogues = health_table(settings.health), settings.rogue == "avoid"
+        self._reported = {gpu.uuid: gpu for gpu in self._report.gpus if gpu.uuid is not None}
+
+    def outcome(self) -> tuple[list[Change], dict[int, int]]:
         changes: list[Change] = []
         if self._state.silent is not None or (not self._state.watched and self._lists_processes()):
             changes.append(AgentSeen(self._state.name, self._now))
@@ -120,7 +100,7 @@ class _Reading:
         for gpu_id in self._state.gpu_free:
             changes += self._gpu(gpu_id, self._reported.get(self._state.gpu_uuids[gpu_id]))
         changes += self._server()
-        return Outcome(changes, self._clean)
+        return changes, self._clean
 
     def _lists_processes(self) -> bool:
         """Return True if the server can say when a GPU is clean."""
@@ -144,7 +124,7 @@ class _Reading:
         if gpu is None or gpu.lost or gpu.processes is None:
             return None
         here = present_id(self._state, entry)
-        is_clear = not self._rules.rogue or (here is not None and any(leases_on(self._state, here)))
+        is_clear = not self._avoids_rogues or (here is not None and any(leases_on(self._state, here)))
         return [
             process
             for process in gpu.processes
@@ -156,7 +136,7 @@ class _Reading:
         """Yield the reason if something on the GPU has not become clean in time."""
         for entry in cleaning_on(self._state, gpu_id):
             left = self._left_of(entry)
-            if left != [] and self._now - entry.since > self._rules.clean_timeout_s:
+            if left != [] and self._now - entry.since > self._cluster.settings.clean_timeout_s:
                 named = ", ".join(map(_named, left[:MAX_LISTED])) if left else "it cannot be seen"
                 lease = _lease_words(entry.name, entry.fencing_token)
                 yield f"{NOT_CLEANED}; {lease}, which ended at {to_the_minute(entry.since)}: {named}"
@@ -169,9 +149,7 @@ class _Reading:
         if reason is not None:
             if closed is None or self._is_worse(reason, stop, closed):
                 uuid = self._state.gpu_uuids[gpu_id]
-                if (
-                    closed is not None and condition_of(closed) == DRAINED
-                ):  # which an operator ends, no report
+                if closed is not None and condition_of(closed) == DRAINED:  # an operator ends that, no report
                     reason = f"{closed.reason}; {reason}"
                 yield GpuClosed(self._state.name, gpu_id, uuid, reason[:MAX_REASON], self._now, stop)
         elif closed is not None and self._recovers(closed.reason) and self._counted(gpu_id):
@@ -185,19 +163,18 @@ class _Reading:
     def _fault(self, gpu_id: int, gpu: GpuReport | None) -> tuple[str | None, bool]:
         """Return the reason to close the GPU, None if there is none, and whether its job must stop."""
         if gpu is None:
-            rule = self._rules.table.get(MISSING_UUID)
-            action = HealthAction.CLOSE_NOW if rule is None else HealthAction(rule.action)
+            action = self._table[MISSING_UUID].action
             if action in (HealthAction.IGNORE, HealthAction.NOTE):
                 return None, False
-            return f"{MISSING_UUID}; {self._state.gpu_uuids[gpu_id]}", action is HealthAction.CLOSE_NOW
+            return f"{MISSING_UUID}; {self._state.gpu_uuids[gpu_id]}", action == HealthAction.CLOSE_NOW
         for finding in self._findings(gpu_id, gpu):
             if finding.action in (HealthAction.CLOSE_NOW, HealthAction.CLOSE_AFTER_LEASE):
-                return f"{finding.condition}; {finding.text}", finding.action is HealthAction.CLOSE_NOW
+                return f"{finding.condition}; {finding.text}", finding.action == HealthAction.CLOSE_NOW
         for reason in chain(self._overdue(gpu_id), self._rogue(gpu_id, gpu)):
             return reason, False
         return None, False
 
-    def _findings(self, gpu_id: int, gpu: GpuReport) -> tuple[Finding, ...]:
+    def _findings(self, gpu_id: int, gpu: GpuReport) -> tuple[HealthRule, ...]:
         """Return what the report shows of the GPU, without XIDs from before somebody opened it."""
         if gpu_id in self._found:
             return self._found[gpu_id]
@@ -206,7 +183,7 @@ class _Reading:
             offset_s = self._now - self._report.at  # the server's clock may be wrong
             later = [xid for xid in gpu.xids if xid.at + offset_s > opened.at]
             gpu = gpu.model_copy(update={"xids": later})
-        self._found[gpu_id] = findings(gpu, self._rules.table)
+        self._found[gpu_id] = findings(gpu, self._table)
         return self._found[gpu_id]
 
     def _is_worse(self, reason: str, stop: bool, closed: GpuClosed) -> bool:
@@ -218,11 +195,11 @@ class _Reading:
         condition = reason.partition("; ")[0]
         if condition in (ROGUE, NOT_CLEANED):
             return True
-        rule = self._rules.table.get(condition)
+        rule = self._table.get(condition)
         return rule is not None and rule.recovers
 
     def _rogue(self, gpu_id: int, gpu: GpuReport) -> Iterator[str]:
-        for process in rogue_processes(self._state, gpu_id, gpu) if self._rules.rogue else ():
+        for process in rogue_processes(self._state, gpu_id, gpu) if self._avoids_rogues else ():
             yield f"{ROGUE}; {_named(process)}{_of_lease(self._cluster, self._state, process)}"
 
     # ---- the server ----
@@ -252,7 +229,7 @@ class _Reading:
         for gpu_id, uuid in self._state.gpu_uuids.items():
             gpu = self._reported.get(uuid)
             for finding in self._findings(gpu_id, gpu) if gpu is not None else ():
-                if finding.action is HealthAction.CLOSE_SERVER:
+                if finding.action == HealthAction.CLOSE_SERVER:
                     return f"{finding.condition}; GPU {gpu_id}: {finding.text}"
         return None
 
@@ -268,7 +245,7 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
         return []
     leases = list(leases_on(state, gpu_id))
     dirty = list(state.cleaning.values())
-    unmarked = any(has_unmarked_job(lease) for lease in leases)
+    unmarked = any(lease.request.labels.get("scope") == "run" for lease in leases)
     return [
         process
         for process in gpu.processes
@@ -284,11 +261,6 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
 def is_mps_server(state: NodeState, process: ProcessReport) -> bool:
     """Return True for a process by which clients of the node's own MPS daemons compute: it has no mark."""
     return bool(state.node.mps) and (process.command or "").split(" ")[0].endswith(MPS_SERVER)
-
-
-def has_unmarked_job(lease: Lease) -> bool:
-    """Return True if the lease's job runs in any tasks of its DAG run, which may carry no mark."""
-    return lease.request.labels.get("scope") == "run"
 
 
 def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
