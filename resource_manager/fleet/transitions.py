@@ -162,20 +162,18 @@ class _Reading:
 
     def _fault(self, gpu_id: int, gpu: GpuReport | None) -> tuple[str | None, bool]:
         """Return the reason to close the GPU, None if there is none, and whether its job must stop."""
-        if gpu is None:
-            action = self._table[MISSING_UUID].action
-            if action in (HealthAction.IGNORE, HealthAction.NOTE):
-                return None, False
-            return f"{MISSING_UUID}; {self._state.gpu_uuids[gpu_id]}", action == HealthAction.CLOSE_NOW
         for finding in self._findings(gpu_id, gpu):
             if finding.action in (HealthAction.CLOSE_NOW, HealthAction.CLOSE_AFTER_LEASE):
-                return f"{finding.condition}; {finding.text}", finding.action == HealthAction.CLOSE_NOW
-        for reason in chain(self._overdue(gpu_id), self._rogue(gpu_id, gpu)):
+                text = self._state.gpu_uuids[gpu_id] if gpu is None else finding.text
+                return f"{finding.condition}; {text}", finding.action == HealthAction.CLOSE_NOW
+        for reason in chain(self._overdue(gpu_id), self._rogue(gpu_id, gpu)) if gpu is not None else ():
             return reason, False
         return None, False
 
-    def _findings(self, gpu_id: int, gpu: GpuReport) -> tuple[HealthRule, ...]:
+    def _findings(self, gpu_id: int, gpu: GpuReport | None) -> tuple[HealthRule, ...]:
         """Return what the report shows of the GPU, without XIDs from before somebody opened it."""
+        if gpu is None:
+            return (self._table[MISSING_UUID],)
         if gpu_id in self._found:
             return self._found[gpu_id]
         opened = self._state.opened_gpus.get(gpu_id)
@@ -227,8 +225,7 @@ class _Reading:
             here, there = (listed(sorted(uuids), MAX_LISTED) for uuids in (pinned, self._reported))
             return f"{UNKNOWN_UUID}; inventory: {here}; server: {there}"
         for gpu_id, uuid in self._state.gpu_uuids.items():
-            gpu = self._reported.get(uuid)
-            for finding in self._findings(gpu_id, gpu) if gpu is not None else ():
+            for finding in self._findings(gpu_id, self._reported.get(uuid)):
                 if finding.action == HealthAction.CLOSE_SERVER:
                     return f"{finding.condition}; GPU {gpu_id}: {finding.text}"
         return None

@@ -14,7 +14,14 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.cli import tables
-from resource_manager.core.changes import AgentLost, Change, InventoryChanged, Quarantined
+from resource_manager.core.changes import (
+    AgentLost,
+    Change,
+    ClusterSettingsChanged,
+    InventoryChanged,
+    Quarantined,
+)
+from resource_manager.core.cluster_settings import HealthRule
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
 from resource_manager.errors import UnknownNodeError
@@ -419,6 +426,16 @@ def test_a_missing_uuid_closes_its_gpu_and_no_lease_moves(service: Service) -> N
     assert lease["gpu_uuids"] == [uuid(0), uuid(1)]
     service.report(gpu(1), gpu(0))
     assert service.closed == {0: f"uuid missing; {uuid(0)}"}, "another order says nothing; it stays closed"
+
+
+def test_a_missing_uuid_closes_the_server_where_the_cluster_says_so(service: Service) -> None:
+    rule = HealthRule("uuid missing", "close server")
+    service.manager.commit(
+        lambda cluster, now: [ClusterSettingsChanged(replace(cluster.settings, health=(rule,)), now)]
+    )
+    service.report(gpu(1))
+    assert service.server["drain_reason"] == "uuid missing; GPU 0: the GPU of this UUID is not on the server"
+    assert service.closed == {}
 
 
 def test_an_unknown_uuid_makes_the_server_an_error_until_the_lists_agree(service: Service) -> None:
