@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.models import Gpu
@@ -68,11 +67,10 @@ def compare(inventory: Iterable[Gpu], report: Report) -> Comparison:
 
 
 def _changes(gpu: Gpu, report: GpuReport) -> Iterable[str]:
-    pairs: list[tuple[str, Any, Any]] = [
+    for name, before, now in (
         ("type", gpu.gpu_type, report.type),
         ("memory_mib", gpu.memory_mib, report.memory_mib),
-    ]
-    for name, before, now in pairs:
+    ):
         if before and now and before != now:  # what one of the two does not say cannot differ
             yield f"{gpu.uuid}: {name} {now}, in the inventory {before}"
 

@@ -41,8 +41,7 @@ def _server(server: Discovered) -> Iterable[str]:
     if present and present[0].vendor != "nvidia":
         yield f"vendor = {quoted(present[0].vendor)}"
     for gpu in report.gpus:
-        reason = _why_left_out(gpu)
-        if reason is not None:
+        if (reason := _why_left_out(gpu)) is not None:
             yield f"# GPU {gpu.index} is left out: {reason}"
     for _, group in groupby(present, key=_kind):
         yield ""
@@ -68,15 +67,7 @@ def _why_left_out(gpu: GpuReport) -> str | None:
 
 
 def _kind(gpu: GpuReport) -> tuple[object, ...]:
-    return (
-        gpu.type,
-        gpu.vendor,
-        gpu.memory_mib,
-        gpu.numa_node,
-        gpu.nvlink_group,
-        gpu.uuid is None,
-        gpu.pci is None,
-    )
+    return gpu.type, gpu.vendor, gpu.memory_mib, gpu.numa_node, gpu.nvlink_group, not gpu.uuid, not gpu.pci
 
 
 def _group(gpus: list[GpuReport]) -> Iterable[str]:

@@ -95,8 +95,7 @@ class JobBoard:
         seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server, runs))
         is_behind = self._is_behind()
         wanted = seen.jobs
-        keys = [key for key, _, _ in wanted]
-        orders = self._manager.stored_jobs.orders(keys)
+        orders = self._manager.stored_jobs.orders([key for key, _, _ in wanted])
         stored = self._manager.stored_jobs.jobs(
             {
                 lease["task_id"]: lease["owner"]

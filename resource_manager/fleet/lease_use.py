@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.changes import Preempting, Renewed
@@ -11,7 +12,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, IdleAction
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
-from resource_manager.core.teams import Team
 from resource_manager.fleet.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
 from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 
@@ -109,21 +109,16 @@ def sample_leases(
         use = before.get(lease.fencing_token, LeaseUse(gpus=len(known)))
         count = use.samples + sum(gpu.utilization_percent is not None for gpu in known.values())
         since = (now if use.idle_since is None else use.idle_since) if is_idle else None
-        after = replace(use, samples=count, idle_since=since)
         if lease.fencing_token in before and count:
-            idle_s = passed_s if use.idle_since is not None else 0.0  # a sample stands until the next
+            # A sample stands until the next.
+            idle_s = use.idle_s + (passed_s if use.idle_since is not None else 0.0)
             share = lease.request.gpu_milli / MILLI_PER_GPU
             energy_kwh = use.energy_kwh
             for gpu_id, gpu in known.items():
                 if (taken := _energy_kwh(samples.get(gpu_id), gpu, passed_s)) is not None:
                     energy_kwh = (energy_kwh or 0.0) + share * taken
-            after = replace(
-                after,
-                measured_s=use.measured_s + passed_s,
-                idle_s=use.idle_s + idle_s,
-                energy_kwh=energy_kwh,
-            )
-        found[lease.fencing_token] = after
+            use = replace(use, measured_s=use.measured_s + passed_s, idle_s=idle_s, energy_kwh=energy_kwh)
+        found[lease.fencing_token] = replace(use, samples=count, idle_since=since)
     return found
 
 
@@ -139,10 +134,10 @@ def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:
     """Return True if the GPU computes less than that, or nothing of the lease runs on it."""
     if gpu.utilization_percent is not None and gpu.utilization_percent < below:
         return True
-    if gpu.processes is None:
-        return False
-    return not any(is_of(process, lease.lease_id, lease.fencing_token) for process in gpu.processes) and all(
-        process.lease_source not in ("none", "unreadable") for process in gpu.processes
+    return gpu.processes is not None and all(
+        process.lease_source not in ("none", "unreadable")
+        and not is_of(process, lease.lease_id, lease.fencing_token)
+        for process in gpu.processes
     )
 
 
@@ -154,29 +149,21 @@ class IdleRules:
 
     def below(self, lease: Lease) -> float:
         """Return the utilization in percent below which a GPU of the lease counts as idle."""
-        team = self._team(lease)
-        usual = self.cluster.settings.idle_below
-        return _first(lease.request.idle_below, None if team is None else team.idle_below, usual)
+        return float(self._rule(lease, "idle_below"))
 
     def after_s(self, lease: Lease) -> float:
         """Return the time for which the lease may be idle without a warning."""
-        team = self._team(lease)
-        usual = self.cluster.settings.idle_after_s
-        return _first(lease.request.idle_after_s, None if team is None else team.idle_after_s, usual)
+        return float(self._rule(lease, "idle_after_s"))
 
     def releases(self, lease: Lease) -> bool:
         """Return True if the lease is released after that time, not only reported."""
-        team = self._team(lease)
-        asked = lease.request.idle_action or (None if team is None else team.idle_action)
-        return (asked or self.cluster.settings.idle_action) == IdleAction.RELEASE
+        return bool(self._rule(lease, "idle_action") == IdleAction.RELEASE)
 
-    def _team(self, lease: Lease) -> Team | None:
+    def _rule(self, lease: Lease, name: str) -> Any:
         ledger = self.cluster.ledger
-        return None if ledger is None else ledger.of(lease.request).team
-
-
-def _first(of_request: float | None, team: float | None, usual: float) -> float:
-    return of_request if of_request is not None else team if team is not None else usual
+        team = None if ledger is None else ledger.of(lease.request).team
+        stated = (getattr(source, name, None) for source in (lease.request, team))
+        return next((rule for rule in stated if rule not in (None, "")), getattr(self.cluster.settings, name))
 
 
 def idle_leases(

@@ -94,8 +94,7 @@ class SilenceWatch:
             self._counted_from.clear()
         self._looked_at = now
         self._first_seen = {name: self._first_seen.get(name, now) for name in agents}
-        for name in [name for name, at in self._held.items() if name not in agents or agents[name].at > at]:
-            del self._held[name]
+        self._held = _still_silent(self._held, agents)
         if self._most_held and 2 * len(self._held) <= self._most_held:
             logger.warning(
                 "of %d servers that fell silent together, %d report again%s",
@@ -106,10 +105,7 @@ class SilenceWatch:
             self._counted_from.update(dict.fromkeys(self._held, now))
             self._held.clear()
             self._most_held = 0
-        for name in [
-            name for name, at in self._counted_from.items() if name not in agents or agents[name].at > at
-        ]:
-            del self._counted_from[name]
+        self._counted_from = _still_silent(self._counted_from, agents)
 
     def _hold(self, together: Mapping[str, float]) -> None:
         is_new = not self._held
@@ -121,3 +117,8 @@ class SilenceWatch:
                 "the likely cause, so none of them is closed",
                 listed(sorted(self._held), MAX_NAMED),
             )
+
+
+def _still_silent(since: Mapping[str, float], agents: Mapping[str, LastReport]) -> dict[str, float]:
+    """Return the servers that have not reported since these times."""
+    return {name: at for name, at in since.items() if name in agents and agents[name].at <= at}
