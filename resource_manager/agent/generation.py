@@ -27,16 +27,15 @@ def mark_file(server: str, urls: str) -> Path:
 class KnownGeneration:
     """Mark of the newest state that a service told: its incarnation, its version and a time, with `/`.
 
-    Later incarnations sort after earlier ones. Without a file, or where it cannot be written, it is
-    remembered as long as this process lives.
+    Later incarnations sort after earlier ones. Where its file cannot be written, it is remembered as long as
+    this process lives.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._told = ""
-        if path is not None:
-            with suppress(OSError, UnicodeDecodeError):
-                self._told = path.read_text(encoding="utf-8").strip()
+        with suppress(OSError, UnicodeDecodeError):
+            self._told = path.read_text(encoding="utf-8").strip()
 
     @property
     def mark(self) -> str | None:
@@ -56,17 +55,12 @@ class KnownGeneration:
             return False
         if _key(mark) > _key(self._told):
             self._told = mark
-            self._write()
+            with suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                draft = self._path.with_suffix(".new")
+                draft.write_text(mark, encoding="utf-8")
+                draft.replace(self._path)
         return True
-
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._path.with_suffix(".new")
-            draft.write_text(self._told, encoding="utf-8")
-            draft.replace(self._path)
 
 
 def _key(mark: str) -> tuple[str, int]:

@@ -51,10 +51,8 @@ class OtherAgentError(Exception):
 class AgentJobs:
     """Jobs under `root` of the user of this process; `changed` is called when their states are other ones.
 
-    Of the output of one that runs about the newest `kept_bytes` are kept. `at_once` are started at once.
-    `newest` is the incarnation and version of the newest state that an agent before knew.
-
-    Thread-safe. Raises `OtherAgentError` if another agent runs here.
+    `newest` is the incarnation and version of the newest state that an agent before knew. Thread-safe. Raises
+    `OtherAgentError` if another agent runs here.
     """
 
     def __init__(
@@ -64,12 +62,9 @@ class AgentJobs:
         *,
         changed: Callable[[], None],
         say: Callable[[str], None],
-        kept_bytes: int = long_logs.KEPT_BYTES,
-        at_once: int = AT_ONCE,
-        cut_every_s: float = CUT_EVERY_S,
         newest: tuple[str, int] = ("", 0),
     ) -> None:
-        self._server, self._kept_bytes, self._cut_every_s = server, kept_bytes, cut_every_s
+        self._server = server
         self._root = os.path.abspath(os.path.expanduser(root))
         self._changed, self._say = changed, say
         self._lock = threading.Lock()
@@ -92,7 +87,7 @@ class AgentJobs:
         except BlockingIOError:
             os.close(self._held)
             raise OtherAgentError(f"another agent runs the jobs in {self._root}: stop it first") from None
-        self._starting = ThreadPoolExecutor(at_once, thread_name_prefix="gpu-job")
+        self._starting = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
         self._ending = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="gpu-job-end")
         self._thread = threading.Thread(target=self._run, name="gpu-jobs", daemon=True)
         self._has_changed()
@@ -158,7 +153,7 @@ class AgentJobs:
                 if self._has_changed():
                     self._changed()
                 self._converge()
-                if time.monotonic() - self._cut_at > self._cut_every_s:
+                if time.monotonic() - self._cut_at > CUT_EVERY_S:
                     self._cut_at = time.monotonic()
                     self._cut()
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
@@ -303,27 +298,24 @@ class AgentJobs:
 
     def _state(self, key: str, done: Mapping[str, Any]) -> dict[str, Any]:
         before = self._states.get(key)
-        found: dict[str, Any] = {"key": key}
+        was_over = before is not None and before["state"] == "finished"
+        found: dict[str, Any] = {"key": key, "last_line": ""}
         try:
             found |= job_states.status(self._root, key)
-            if found["state"] == "finished" and (before is None or before["state"] != "finished"):
+            if found["state"] == "finished" and not was_over:
                 found |= self._ending_rest(key, is_new=before is None)
         except OSError as error:  # the job put something else there: it may run
-            unknown = {"checkpoint_at": None, "preempted": False}
-            found |= {**STILL_RUNS, **unknown}
+            found |= {**STILL_RUNS, "checkpoint_at": None, "preempted": False}
             done = {"error": str(error)[:400], **done}
-        if found["state"] != "finished":
-            line = ""
-        elif before is not None and before["state"] == "finished":
-            line = before["last_line"]
-        else:
-            lines: list[str] = []
+        if before is not None and was_over and found["state"] == "finished":
+            found["last_line"] = before["last_line"]
+        elif found["state"] == "finished":
             with suppress(OSError):  # the job put something else there
-                lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
-            line = next((each.strip() for each in reversed(lines) if each.strip()), "")
-        is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
+                lines = job_states.tail(self._root, key, LAST_LINE_BYTES)["text"].strip().splitlines() or [""]
+                found["last_line"] = lines[-1].strip()
         order = {name: done.get(name, usual) for name, usual in NOT_DONE.items()}
-        return {**found, **order, "last_line": line, "ended": is_ended}
+        is_ended = job_files.exists(job_files.tombstone_of(self._root, key))
+        return {**found, **order, "ended": is_ended}
 
     def _ending_rest(self, key: str, *, is_new: bool) -> dict[str, Any]:
         """End what a job left behind, such as a process in the background; return how it is until then.
@@ -351,7 +343,7 @@ class AgentJobs:
         self._uncuttable &= running
         for key in running - self._uncuttable:
             try:
-                long_logs.cut(self._log_of(key), self._kept_bytes)
+                long_logs.cut(self._log_of(key))
             except FileNotFoundError:
                 continue
             except OSError as error:  # a file system without holes, or the job put something else there

@@ -61,9 +61,8 @@ def _ended_at(root: str, key: str, state: Mapping[str, Any]) -> float:
 def _size(folder: str) -> int:
     """Return the bytes on the disk of a folder's files: a long output has more than is kept of it."""
     size = 0
-    with suppress(OSError):
-        for path, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):
-                    size += os.lstat(os.path.join(path, name)).st_blocks * 512
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(path, name)).st_blocks * 512
     return size

@@ -41,10 +41,9 @@ class JobPoll:
         say: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._server, self._sender, self._jobs, self._say = server, sender, jobs, say
-        self._clock, self._first_pause_s = clock, first_pause_s
+        self._clock = clock
         self._known = ""
         self._recent: deque[str] = deque(maxlen=4)
         self._repeats = 0
@@ -66,7 +65,7 @@ class JobPoll:
         self._again.set()
 
     def _run(self) -> None:
-        pause_s = self._first_pause_s
+        pause_s = FIRST_PAUSE_S
         self._again.wait()
         while True:
             self._again.clear()  # before the question: a wake while it fails ends the pause after it
@@ -74,7 +73,7 @@ class JobPoll:
                 return
             try:
                 self._round()
-                pause_s, trouble = self._first_pause_s, ""
+                pause_s, trouble = FIRST_PAUSE_S, ""
             except Exception as error:  # of memory, too: else this server reports, and begins no job any more
                 trouble = str(error) or type(error).__name__
                 self._again.wait(pause_s * (0.5 + spread.random()))
@@ -107,7 +106,7 @@ class JobPoll:
             self._sent.add(number)
         self._known = known  # not before all output is sent: what was refused is wanted still
         if self._repeats > 1:  # services in turn that see it differently, as with other keys or versions
-            self._again.wait(self._first_pause_s)
+            self._again.wait(FIRST_PAUSE_S)
 
     def _send_output(self, question: dict[str, Any]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from random import Random
 from typing import Any
@@ -64,11 +65,7 @@ class ReportSender:
         return self.ask("POST", REPORTS, report)
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        timeout_s: float = SEND_TIMEOUT_S,
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = SEND_TIMEOUT_S
     ) -> Mapping[str, Any]:
         """Return a service's answer to another call; raises as `send` does."""
         failure: NoAnswerError | None = None
@@ -91,17 +88,18 @@ class _Service:
         self.url = redact(url).rstrip("/")
         try:
             parts = urlsplit(url)
-            self._place = (parts.hostname, parts.port)
+            host, port = parts.hostname, parts.port
         except ValueError as error:
             said = "{url} {!r}: its host or port is wrong"  # the error may quote a part of a password
             raise InvalidRequestError(said, self.url) from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not host:
             raise InvalidRequestError(
                 "{url} {!r} is not the address of a service, such as http://localhost:5000", self.url
             )
         if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise InvalidRequestError("{token} must be printable ASCII without spaces")
-        self._secure = parts.scheme == "https"
+        kind: type[HTTPConnection] = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = partial(kind, host, port)
         self._path = f"{parts.path.rstrip('/')}/api"
         self._headers = {"Content-Type": "application/json"}
         if token:
@@ -111,10 +109,7 @@ class _Service:
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> Mapping[str, Any]:
         """Return its answer; raises `ReportRefusedError` with the reason if it refuses."""
-        host, port = self._place
-        assert host is not None
-        kind = HTTPSConnection if self._secure else HTTPConnection
-        connection = kind(host, port, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
+        connection = self._connection(timeout=min(timeout_s, CONNECT_TIMEOUT_S))
         try:
             connection.connect()
             connection.sock.settimeout(timeout_s)
@@ -151,15 +146,14 @@ def run_agent(
     *,
     sleep: Callable[[float], object],
     say: Callable[[str], None],
-    jitter: Callable[[], float] = spread.random,
-    generation: KnownGeneration | None = None,
+    generation: KnownGeneration,
     jobs: Callable[[], Mapping[str, Any]] = dict,
     taken: Callable[[], object] = lambda: None,
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
-    `jitter`, from 0 to 1, makes that a tenth less or more, so that agents started at once spread.
-    While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
+    Each pause is up to a tenth less or more, so that agents started at once spread. While the answer names
+    GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
     ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
     is refused for a new reason, and when one is taken again. The MPS daemons that an answer names are kept
     while this agent runs, also when nobody answers. An answer from an older state than that of
@@ -167,7 +161,6 @@ def run_agent(
     `taken` is called after each report whose answer is followed; `sleep` may return True to have the next
     report sent at once.
     """
-    generation = generation or KnownGeneration()
     probe = RunningProbe()
     own = {"server": server, "interval_s": interval_s, "version": __version__}
     trouble = ""
@@ -200,7 +193,7 @@ def run_agent(
                 say(reason or "reports are taken again")
                 trouble = reason
             if pause_s == interval_s:
-                pause_s *= 1 + JITTER * (2 * jitter() - 1)
+                pause_s *= 1 + JITTER * (2 * spread.random() - 1)
             if hurry_left_s > 0:
                 pause_s = min(pause_s, LOOK_S)
                 hurry_left_s -= pause_s

@@ -56,8 +56,8 @@ def test_the_states_of_two_services_are_remembered_apart(
 
 
 @pytest.mark.parametrize("told", [None, 7, "", "x" * 500])
-def test_a_service_that_tells_none_is_followed(told: object) -> None:
-    assert KnownGeneration().take(told)
+def test_a_service_that_tells_none_is_followed(told: object, tmp_path: Path) -> None:
+    assert KnownGeneration(tmp_path / "mark").take(told)
 
 
 def test_its_folder_is_that_of_the_unit_else_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +83,19 @@ class Answering:
         return self.answers.pop(0)
 
 
-def test_an_agent_follows_no_answer_of_an_older_state_and_tells_the_service_what_it_knows() -> None:
+def test_an_agent_follows_no_answer_of_an_older_state_and_tells_the_service_what_it_knows(
+    tmp_path: Path,
+) -> None:
     service = Answering({"generation": "0c/1/1.0"}, {"generation": "0b/9/1.0", "jobs": True}, {})
     said: list[str] = []
-    run_agent("gpu-a", service, 1.0, sleep=lambda seconds: None, say=said.append)  # type: ignore[arg-type]
+    run_agent(
+        "gpu-a",
+        service,  # type: ignore[arg-type]
+        1.0,
+        sleep=lambda seconds: None,
+        say=said.append,
+        generation=KnownGeneration(tmp_path / "mark"),
+    )
     assert [report["generation"] for report in service.reports] == [None, "0c/1/1.0", "0c/1/1.0", "0c/1/1.0"]
     assert OLDER in said
     assert "jobs" not in service.reports[2], "it does not do what that answer asked for"

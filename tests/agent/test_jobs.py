@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.agent import job_runner, old_outputs
+from resource_manager.agent import job_runner, long_logs, old_outputs
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.probe import MAX_JOBS
 from resource_manager.agent.report_format import check_report, read_report
@@ -275,8 +275,11 @@ def test_a_job_of_a_team_with_another_user_does_not_start(service: Service) -> N
     assert "jobs of this team run as user vision, but the agent of here runs them as" in error
 
 
-def test_a_job_that_takes_its_grace_keeps_no_other_back(opened: Open, tmp_path: Path) -> None:
-    service = Service(opened(at_once=1))
+def test_a_job_that_takes_its_grace_keeps_no_other_back(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "AT_ONCE", 1)
+    service = Service(opened())
     slow, key = job_key("slow", 7), job_key("t", 8)
     going_on = service.run(slow, "trap '' TERM; while :; do sleep 0.1; done")
     service.say(going_on)
@@ -546,9 +549,13 @@ def test_the_folder_of_a_job_that_never_began_goes_once_its_end_is_known(
     assert not (tmp_path / "jobs" / key).exists()
 
 
-def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path) -> None:
+def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, size = str(tmp_path / "jobs"), 4 * 2**20
-    jobs = AgentJobs("here", root, changed=lambda: None, say=print, kept_bytes=size, cut_every_s=0.1)
+    monkeypatch.setattr(long_logs, "KEPT_BYTES", size)
+    monkeypatch.setattr(job_runner, "CUT_EVERY_S", 0.1)
+    jobs = AgentJobs("here", root, changed=lambda: None, say=print)
     try:
         service, key = Service(jobs), job_key("t", 7)
         service.say(service.run(key, "yes 0123456 | head -c 16777216; echo the end; sleep 60"))

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from resource_manager.agent import polling
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.polling import SHORT_WAIT_S, WAIT_S, JobPoll
 from resource_manager.agent.sending import NoAnswerError, ReportRefusedError, ReportSender
@@ -47,9 +48,12 @@ def service() -> FailingService:
 
 
 @pytest.fixture
-def poll(service: FailingService, tmp_path: Path, clock: Clock) -> Iterator[JobPoll]:
+def poll(
+    service: FailingService, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[JobPoll]:
+    monkeypatch.setattr(polling, "FIRST_PAUSE_S", 600.0)
     jobs = AgentJobs("here", str(tmp_path), changed=lambda: None, say=print)
-    poll = JobPoll("here", service, jobs, print, clock=clock, first_pause_s=600.0)
+    poll = JobPoll("here", service, jobs, print, clock=clock)
     service.is_told = True
     poll.ask_again()
     yield poll

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 from resource_manager import __version__
+from resource_manager.agent import sending
+from resource_manager.agent.generation import KnownGeneration
 from resource_manager.agent.report_format import read_report
 from resource_manager.agent.running import HANGS, RunningProbe
 from resource_manager.agent.sending import ReportSender, run_agent
@@ -26,6 +29,9 @@ from tests.eventually import wait_for
 from tests.nvml.standin import State, gpu, library, state, uuid_of
 
 __all__ = ["library", "state"]
+
+NOWHERE = Path("/proc/nowhere/mark")
+"""Path of a file that cannot be written."""
 
 
 class Service:
@@ -75,7 +81,8 @@ def rounds(
             raise KeyboardInterrupt
         steps.pop(0)()
 
-    run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append, jitter=lambda: jitter)
+    with patch.object(sending.spread, "random", lambda: jitter):
+        run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append, generation=KnownGeneration(NOWHERE))
     return pauses, said
 
 
