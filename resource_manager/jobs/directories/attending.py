@@ -48,7 +48,6 @@ def attend(
 
     It has the terminal if this process `is_interactive`, else no input from one. `walls` come before it, and
     the job's environment is set within them.
-
     All its processes end with it, and when this process gets SIGTERM or SIGHUP, as it does when its parent
     dies, or after `ttl_s` (if any) without a `sign` of its caller: then the exit code is 143. Raises
     `RefusedError`, `RuntimeError` or `OSError` if it was not started.
@@ -92,15 +91,7 @@ def attend(
             job = subprocess.Popen(
                 [*walls, *command],
                 cwd=os.path.expanduser(working_dir),
-                env=process_environment(
-                    os.environ,
-                    walls,
-                    environment,
-                    {
-                        "GPU_PREEMPT_FILE": os.path.join(directory, job_files.PREEMPTED),
-                        "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-                    },
-                ),
+                env=process_environment(os.environ, walls, environment, directory),
                 stdin=subprocess.DEVNULL if os.isatty(0) and not has_terminal else None,
                 pass_fds=(lock,),
                 preexec_fn=own_group,
@@ -182,15 +173,7 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
         shell = os.environ.get("SHELL") or "/bin/sh"
         job = subprocess.Popen(
             [*walls, shell, "-c", command],
-            env=process_environment(
-                os.environ,
-                walls,
-                environment,
-                {
-                    "GPU_PREEMPT_FILE": os.path.join(directory, job_files.PREEMPTED),
-                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-                },
-            ),
+            env=process_environment(os.environ, walls, environment, directory),
             pass_fds=(lock,),
         )
         code = job.wait()

@@ -20,9 +20,7 @@ ACTS: dict[str, Callable[..., Any]] = {
 
 
 def answer(
-    call: dict[str, Any],
-    acts: Mapping[str, Callable[..., Any]] = ACTS,
-    here: Callable[[], str] = machine,
+    call: dict[str, Any], acts: Mapping[str, Callable[..., Any]] = ACTS, here: Callable[[], str] = machine
 ) -> None:
     """Execute a remote call {"do": name, "place": its place or None, ...arguments}; print a line of JSON.
 

@@ -159,8 +159,7 @@ def stop(root: str, key: str, grace_s: float = 10.0, keep: bool = False) -> dict
     """End the job as `terminate` does, and remove its directory; return {"ran": whether it ran until then}.
 
     With `keep` the directory stays. Its tombstone comes first, also where no job was, so that a start that
-    comes later starts nothing.
-    Raises `RuntimeError`.
+    comes later starts nothing. Raises `RuntimeError`.
     """
     ran = False
     with suppress(OSError):  # the job put something else there
@@ -191,7 +190,7 @@ def remove(root: str, key: str) -> None:
     others = (name for name in job_files.jobs_in(root) if name != key)
     with suppress(OSError):  # the job put something else there, or has something to go on from
         if own not in (job_files.own_directory_of(root, name) for name in others):
-            if job_files.number_in(directory, "exit_code") == 0:
+            if job_files.number_of(f"{directory}/exit_code") == 0:
                 shutil.rmtree(own, ignore_errors=True)
             else:
                 os.rmdir(own)

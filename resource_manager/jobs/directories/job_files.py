@@ -162,10 +162,6 @@ def text_of(path: str, size: int = MAX_SHORT_BYTES) -> str:
         return file.read(size).decode("utf-8", "replace")
 
 
-def number_in(directory: str, name: str) -> int | None:
-    return number_of(os.path.join(directory, name))
-
-
 def number_of(path: str, folder: int | None = None) -> int | None:
     """Return the number in a file, maybe of the `folder` of this descriptor; None if it has none."""
     try:

@@ -26,7 +26,7 @@ def status(root: str, key: str) -> dict[str, Any]:
     if not job_files.exists(directory):
         return found
     gone = job_files.is_free(directory)
-    exit_code = job_files.number_in(directory, "exit_code")
+    exit_code = job_files.number_of(f"{directory}/exit_code")
     if exit_code is None and not gone:
         return {**found, "state": "running"}
     if exit_code is None and not job_files.exists(os.path.join(directory, "group")):

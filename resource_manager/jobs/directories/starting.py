@@ -133,19 +133,13 @@ def start(
             if any(processes_of(directory)):
                 raise RuntimeError(f"job {key} runs, but {directory} was removed: stop it")
             try:
+                inherited = {name: text for name, text in os.environ.items() if not NOT_INHERITED.match(name)}
+                more = own_variables(root, key, files or {})
+                more["GPU_JOB_WORKING_DIR"] = os.path.abspath(working_dir)
                 started = subprocess.run(
                     ["/bin/sh", "-c", WRAPPER, "sh", job_files.tombstone_of(root, key), *walls, *command],
                     cwd=directory,
-                    env=process_environment(
-                        {name: text for name, text in os.environ.items() if not NOT_INHERITED.match(name)},
-                        walls,
-                        environment,
-                        {
-                            **own_variables(root, key, files or {}),
-                            "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
-                            "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-                        },
-                    ),
+                    env=process_environment(inherited, walls, environment, directory, more),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(lock,),
                     start_new_session=True,
@@ -167,12 +161,22 @@ def start(
 
 
 def process_environment(
-    inherited: Mapping[str, str], walls: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]
+    inherited: Mapping[str, str],
+    walls: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the environment of the first process of a job; `own` variables are not the job's to choose.
+    """Return the environment of the first process of a job in this directory, with `more` variables.
 
-    What builds the walls must not read the job's variables, by which it would run what the job names outside.
+    These and its own are not the job's to choose. What builds the walls must not read the job's variables,
+    by which it would run what the job names outside.
     """
+    own = {
+        **(more or {}),
+        "GPU_PREEMPT_FILE": os.path.join(directory, job_files.PREEMPTED),
+        "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+    }
     within = {**environment, **own}
     return {**inherited, **({**own, SET_WITHIN: json.dumps(within)} if walls else within)}
 

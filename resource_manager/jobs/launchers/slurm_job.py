@@ -263,7 +263,7 @@ def _status(root: str, key: str, queue: Iterable[Mapping[str, str]]) -> dict[str
     if job is None and known is not None:
         job = slurm.known_job(known, directory)
     # After the word of Slurm, which may end the last run of a job that was requeued.
-    exit_code = job_files.number_in(directory, "exit_code")
+    exit_code = job_files.number_of(f"{directory}/exit_code")
     if job is None:
         return found if exit_code is None else {**found, "state": "finished", "exit_code": exit_code}
     with suppress(FileNotFoundError):
@@ -289,7 +289,7 @@ def _own(directory: str) -> list[dict[str, str]]:
 def _is_over(job: Mapping[str, str]) -> bool:
     """Return whether a job that Slurm has is over, or was removed, and Slurm still cleans up its nodes."""
     directory = job["directory"]
-    has_ended = not os.path.exists(directory) or job_files.number_in(directory, "exit_code") is not None
+    has_ended = not os.path.exists(directory) or job_files.number_of(f"{directory}/exit_code") is not None
     return job["state"] == "COMPLETING" and has_ended
 
 
