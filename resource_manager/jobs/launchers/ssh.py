@@ -110,27 +110,15 @@ class SSHSignals:
     """Standing look at the jobs of a place, over the connection that the calls for them use."""
 
     def __init__(self, place: JobPlace) -> None:
-        self._server = _shared_server(place.address, place.conn_id or None)
+        server = _shared_server(place.address, place.conn_id or None)
         verify = f"verify(ANY, json.loads({json.dumps(asdict(place))!r}))"
-        self._looking = ExitStack()
-        with self._server.reporting():
-            looking = self._server.lookout(place.folder, library_of(), verify)
-            self._lookout = self._looking.enter_context(looking)
-
-    def watch(self, key: str) -> None:
-        with self._server.reporting():
-            self._lookout.watch(key)
-
-    def forget(self, key: str) -> None:
-        with self._server.reporting():
-            self._lookout.forget(key)
-
-    def changed(self, timeout_s: float) -> set[str]:
-        with self._server.reporting():
-            return self._lookout.changed(timeout_s)
-
-    def close(self) -> None:
-        self._looking.close()
+        looking = ExitStack()
+        with server.reporting():
+            lookout = looking.enter_context(server.lookout(place.folder, library_of(), verify))
+        self.watch = server.reporting()(lookout.watch)
+        self.forget = server.reporting()(lookout.forget)
+        self.changed = server.reporting()(lookout.changed)
+        self.close = looking.close
 
 
 class SSHLauncher(DirectoryLauncher):
@@ -146,12 +134,7 @@ class SSHLauncher(DirectoryLauncher):
 
     python = PROGRAM
 
-    def __init__(
-        self,
-        place: JobPlace,
-        server: PythonServer | None = None,
-        root: str = DEFAULT_ROOT,
-    ) -> None:
+    def __init__(self, place: JobPlace, server: PythonServer | None = None, root: str = DEFAULT_ROOT) -> None:
         if server is None:
             if not place.address and not place.conn_id:
                 raise LauncherError(
@@ -222,8 +205,7 @@ def _leave_to_parent() -> None:
     _shared.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _shared_server(address: str, ssh_conn_id: str | None) -> SSHPython:

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from selectors import EVENT_READ, DefaultSelector
 from subprocess import PIPE, Popen
@@ -178,15 +178,13 @@ def destination(address: str) -> list[str]:
     return [*(["-p", str(port)] if port else []), "--", f"{user}@{host}" if user else host]
 
 
-def is_here(
-    address: str, server: str = "", own_server: str | None = None, machine: str | None = None
-) -> bool:
+def is_here(address: str, server: str = "", machine: str | None = None) -> bool:
     """Return True if that server is this machine.
 
     It is if `GPU_MANAGER_SERVER` names it, else if its agent reports this `machine` or, where none reports,
     if the server has no address, or one of this machine's.
     """
-    own_server = os.environ.get(OWN_SERVER) if own_server is None else own_server
+    own_server = os.environ.get(OWN_SERVER)
     if own_server and server:
         return own_server == server
     if not address:
@@ -208,17 +206,13 @@ def own_name() -> str:
 def _is_own(address: str) -> bool:
     """Return whether an interface of this machine has the address: only then a socket can be bound to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as tried:
-        try:
-            tried.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as tried:
+        tried.bind((address, 0))
+        return True
+    return False
 
 
 def _addresses(host: str) -> set[str]:
-    try:
-        found: Iterable[tuple[object, ...]] = socket.getaddrinfo(host, None)
-    except OSError:
-        return set()
-    return {str(entry[4][0]) for entry in found}  # type: ignore[index]
+    with suppress(OSError):
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    return set()

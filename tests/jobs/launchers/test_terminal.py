@@ -77,18 +77,22 @@ def job(command, key="j"):
         ("", "gpu-b", "gpu-a", False),
     ],
 )
-def test_the_server_that_is_this_machine_is_named_or_known_by_its_address(address, server, named, is_here):
+def test_the_server_that_is_this_machine_is_named_or_known_by_its_address(
+    address, server, named, is_here, monkeypatch
+):
     """As docs/command-line.md has it."""
-    assert terminal.is_here(address, server, named) is is_here
+    monkeypatch.setenv(terminal.OWN_SERVER, named)
+    assert terminal.is_here(address, server) is is_here
 
 
-def test_an_agent_tells_whether_the_server_is_this_machine():
+def test_an_agent_tells_whether_the_server_is_this_machine(monkeypatch):
     here = machine()
-    assert terminal.is_here("192.0.2.7", "gpu-a", "", here), "behind another address"
-    assert not terminal.is_here("127.0.0.1", "gpu-a", "", "gpu-a/1"), "a tunnel"
-    assert not terminal.is_here("", "gpu-a", "", "gpu-a/1"), "nobody logs in there, and its jobs are not here"
-    assert not terminal.is_here("localhost:2222", "gpu-a", "", here), "another sshd"
-    assert not terminal.is_here("192.0.2.7", "gpu-a", "gpu-b", here), "the setting decides"
+    assert terminal.is_here("192.0.2.7", "gpu-a", here), "behind another address"
+    assert not terminal.is_here("127.0.0.1", "gpu-a", "gpu-a/1"), "a tunnel"
+    assert not terminal.is_here("", "gpu-a", "gpu-a/1"), "nobody logs in there, and its jobs are not here"
+    assert not terminal.is_here("localhost:2222", "gpu-a", here), "another sshd"
+    monkeypatch.setenv(terminal.OWN_SERVER, "gpu-b")
+    assert not terminal.is_here("192.0.2.7", "gpu-a", here), "the setting decides"
 
 
 def test_a_job_in_a_terminal_is_found_at_its_place_and_stopped(launcher, monkeypatch, tmp_path):
