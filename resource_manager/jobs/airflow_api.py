@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,8 @@ MAX_KNOWN = 1000
 TASK_LIST = "/api/v2/dags/~/dagRuns/~/taskInstances/list"
 PAGE = 100
 """Number of task instances that Airflow lists at once."""
+
+_quote = partial(quote, safe="")
 
 RECONCILE_DAG = "gpu_reconcile"
 """Id that `reconcile_dag` has unless another is given."""
@@ -223,7 +226,3 @@ def _task_of_dag(identity: TaskIdentity) -> str:
 def _task(identity: TaskIdentity) -> str:
     path = f"{_run(identity.dag_id, identity.run_id)}/taskInstances/{_quote(identity.task_id)}"
     return path if identity.map_index < 0 else f"{path}/{identity.map_index}"
-
-
-def _quote(text: str) -> str:
-    return quote(text, safe="")

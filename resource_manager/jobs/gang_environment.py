@@ -21,7 +21,7 @@ def gang_environment(allocation: Mapping[str, Any], rank: int) -> dict[str, str]
         return {}
     members = allocation["members"]
     first, counts = members[0], [len(member["gpu_ids"]) for member in members]
-    own = counts[rank]
+    own, interface = counts[rank], members[rank]["interface"]
     address, port = host_of(first["address"]), str(first["port"])
     return {
         "GPU_NODE_RANK": str(rank),
@@ -40,7 +40,7 @@ def gang_environment(allocation: Mapping[str, Any], rank: int) -> dict[str, str]
         "PET_MASTER_PORT": port,
         # A name for files, as torchrun uses it, so not the lease id with its slashes.
         "PET_RDZV_ID": job_key(allocation["task_id"], allocation["fencing_token"]),
-        **_interface(members[rank]),
+        **({"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface} if interface else {}),
     }
 
 
@@ -60,9 +60,3 @@ def is_gang(allocation: Mapping[str, Any]) -> bool:
 def host_of(address: str) -> str:
     """Return the host of an address of the inventory, such as `user@host:22` or `tcp://host:2375`."""
     return urlsplit(address if "://" in address else f"//{address}").hostname or ""
-
-
-def _interface(member: Mapping[str, Any]) -> dict[str, str]:
-    """Return what names the network interface, if the inventory does."""
-    name = member["interface"]
-    return {"NCCL_SOCKET_IFNAME": name, "GLOO_SOCKET_IFNAME": name} if name else {}

@@ -201,10 +201,8 @@ class GangJob:
     def _each(self, jobs: Sequence[RunningJob], act: Callable[[Launcher, RunningJob], T]) -> dict[int, T]:
         """Return the answer for each of the jobs by rank; raises the first error, the worst kind first."""
         answers, errors = self._try_each(jobs, act)
-        for kind in (LauncherUnreachableError, LauncherError):
-            for error in errors.values():
-                if isinstance(error, kind):
-                    raise error
+        for error in sorted(errors.values(), key=lambda each: not isinstance(each, LauncherUnreachableError)):
+            raise error
         return answers
 
     def _try_each(
@@ -231,8 +229,6 @@ class GangJob:
                 named.__cause__, named.server = error, job.server
                 return named
 
-        answers: dict[int, T] = {}
-        errors: dict[int, LauncherError] = {}
         if len(jobs) == 1:  # no thread for the job of one server
             found = [one(jobs[0])]
         else:
@@ -240,12 +236,11 @@ class GangJob:
             with ThreadPoolExecutor(size, initializer=_start_of_threads()) as pool:
                 calls = [pool.submit(copy_context().run, one, job) for job in jobs]
                 found = [call.result() for call in calls]
-        for job, answer in zip(jobs, found, strict=True):
-            if isinstance(answer, LauncherError):
-                errors[job.rank] = answer
-            else:
-                answers[job.rank] = answer
-        return answers, errors
+        by_rank = dict(zip((job.rank for job in jobs), found, strict=True))
+        return (
+            {rank: answer for rank, answer in by_rank.items() if not isinstance(answer, LauncherError)},
+            {rank: answer for rank, answer in by_rank.items() if isinstance(answer, LauncherError)},
+        )
 
 
 @contextmanager

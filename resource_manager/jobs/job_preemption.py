@@ -68,10 +68,8 @@ def queue_again(
 ) -> bool:
     """Remove what is left of the jobs and queue the request again, unless a limit ended it for good.
 
-    Returns False if another process has done it.
-
-    The outcome is that of the lease: `PREEMPTED` or `NOT_STARTED`.
-    Raises `LauncherError` if a job may still run: its GPUs must not become free.
+    Returns False if another process has done it. The outcome is that of the lease: `PREEMPTED` or
+    `NOT_STARTED`. Raises `LauncherError` if a job may still run: its GPUs must not become free.
     """
     if gang is not None and (left := gang.stop().left):
         raise next(iter(left.values()))

@@ -75,11 +75,7 @@ class JobTemplate:
             running.key,
             self.command,
             rank=running.rank,
-            environment={
-                **self.env,
-                **gang,
-                "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
-            },
+            environment={**self.env, **gang, "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"]))},
             image=self.image,
             # Members meet at their servers' addresses, which a container has only in their network.
             container={**({"network_mode": "host"} if gang else {}), **self.container},

@@ -40,6 +40,7 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
     actions = []
     known = manager.slurm_jobs()
     for conn_id in {job["conn_id"] for job in _left_behind(known, states, instance)}:
+        kept = ""
         try:
             with closing(SlurmLauncher(JobPlace("slurm", "", conn_id))) as launcher:
                 here = launcher.read_all({}, since=time.time() - KEPT_S).records
@@ -51,14 +52,13 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
                 if {job["key"] for job in here}.isdisjoint(job["key"] for job in known):
                     # Another account has a folder of its own: its list would take the place of theirs.
                     kept = "none of its jobs is in this account's folder: run as the user that submits them"
-                    actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
                 else:
                     publish(launcher, manager)
         except InvalidRequestError as error:  # of `publish`, as by other clusters that callers told of
             kept = f"its jobs in the list of jobs are not up to date: {error}"
-            actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
         except LauncherError as error:
             kept = f"its jobs may still run: {error}"
+        if kept:
             actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
     return actions
 
@@ -66,14 +66,13 @@ def end_left_behind(manager: LeaseService, states: TaskStates, instance: str) ->
 def _end(launcher: SlurmLauncher, job: SlurmJob) -> Action:
     """End a job or remove its files; the action says why not, such as a node that is down."""
     what = f"{'job' if is_live(job) else 'files of job'} {job['id']} on Slurm"
-    kind, detail = ActionKind.STOPPED, f"{what}, as its task has ended"
     try:
         launcher.stop(job["key"])
     except NoAnswerError:  # the others would wait as long in vain
         raise
     except LauncherError as error:
-        kind, detail = ActionKind.KEPT, f"{what}: {error}"
-    return Action(job["task_id"], job["task_id"], kind, detail)
+        return Action(job["task_id"], job["task_id"], ActionKind.KEPT, f"{what}: {error}")
+    return Action(job["task_id"], job["task_id"], ActionKind.STOPPED, f"{what}, as its task has ended")
 
 
 def _left_behind(jobs: Sequence[SlurmJob], states: TaskStates, instance: str) -> list[SlurmJob]:

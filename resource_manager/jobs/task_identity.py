@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -73,13 +73,7 @@ class TaskIdentity:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {
-            "instance": self.instance,
-            "dag_id": self.dag_id,
-            "run_id": self.run_id,
-            "task_id": self.task_id,
-            "map_index": str(self.map_index),
-        }
+        return {**asdict(self), "map_index": str(self.map_index)}
 
 
 def runs_and_tasks(identities: Iterable[TaskIdentity]) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -104,11 +98,12 @@ def _parts(names: Iterable[str]) -> Iterator[list[str]]:
     part: list[str] = []
     length = 0
     for name in names:
-        length += len(quote(name, safe="")) + SEPARATOR
-        if part and length > MAX_NAMES_LENGTH:
+        size = len(quote(name, safe="")) + SEPARATOR
+        if part and length + size > MAX_NAMES_LENGTH:
             yield part
-            part, length = [], len(quote(name, safe="")) + SEPARATOR
+            part, length = [], 0
         part.append(name)
+        length += size
     if part:
         yield part
 

@@ -49,13 +49,7 @@ LOOK_S, MAX_LOOK_S = 0.05, 0.4
 BUSY_S = 300.0
 """Time for which there may be no room for a call, or an order, of this caller, whose lease is renewed."""
 
-ABSENT = {
-    "state": "absent",
-    "exit_code": None,
-    "ended_at": None,
-    "checkpoint_at": None,
-    "preempted": False,
-}
+ABSENT = {"state": "absent", "preempted": False, **dict.fromkeys(("exit_code", "ended_at", "checkpoint_at"))}
 
 
 class AgentLauncher:

@@ -77,7 +77,6 @@ def device_environment(
     """Return the environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
 
     NVIDIA's are named by `gpu_uuids` if they are given, which mean the same device whatever its number is.
-
     A GPU fraction is enforced by NVIDIA MPS alone, and only if the daemon in `mps_folder` runs, which a
     container does not reach; `gpu_memory_mib` is the fraction's part of the GPU's memory (0: unknown, no
     memory limit). Empty `gpu_ids` hide all GPUs.

@@ -193,7 +193,7 @@ class DockerLauncher:
 
     def _create(self, job: Job) -> str | None:
         """Create the container and return its id; None if this lease already has one."""
-        try:
+        with self._in_use():
             made: dict[str, str] = self._engine.api.create_container(
                 job.image,
                 list(job.command) or None,
@@ -204,11 +204,8 @@ class DockerLauncher:
                     **docker_container.host_options(job, self._engine.about)
                 ),
             )
-        except self._docker.errors.APIError as error:
-            if error.status_code == 409:
-                return None
-            raise
-        return made["Id"]
+            return made["Id"]
+        return None
 
     def status(self, key: str) -> JobStatus:
         self._check_place(key)
@@ -349,9 +346,8 @@ class DockerLauncher:
             except self._docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-                self._engine.api.wait(
-                    key, timeout=TIMEOUT_S, condition="removed"
-                )  # another process removes it
+                # Another process removes it.
+                self._engine.api.wait(key, timeout=TIMEOUT_S, condition="removed")
             docker_volumes.forget_grace(self._engine.api, key)
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():

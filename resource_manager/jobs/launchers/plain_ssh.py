@@ -47,10 +47,8 @@ def plain_connection(address: str, user: str | None = None, key_file: str | None
 
     def connect() -> paramiko.SSHClient:
         this_user = _this_user()  # which paramiko needs for any configuration
-        config = paramiko.SSHConfig()
         path = os.path.expanduser("~/.ssh/config")
-        if os.path.isfile(path):
-            config = paramiko.SSHConfig.from_path(path)
+        config = paramiko.SSHConfig.from_path(path) if os.path.isfile(path) else paramiko.SSHConfig()
         known = config.lookup(host)
         proxy = known.get("proxycommand")
         client = paramiko.SSHClient()

@@ -63,12 +63,11 @@ def open_at(place: JobPlace) -> Launcher:
 
     Raises `LauncherError`, for a job that was prepared `LauncherUnreachableError`: it may run there.
     """
+    make = _terminal if place.launcher == TERMINAL else LAUNCHERS.get(place.launcher)
     try:
-        try:
-            make = _terminal if place.launcher == TERMINAL else LAUNCHERS[place.launcher]
-        except KeyError:
+        if make is None:
             known = ", ".join(sorted(LAUNCHERS))
-            raise LauncherError(f"unknown launcher {place.launcher!r}; known are {known}") from None
+            raise LauncherError(f"unknown launcher {place.launcher!r}; known are {known}")
         return make(place)
     except LauncherError as error:
         if not place.machine or isinstance(error, LauncherUnreachableError):

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import slurm_commands, slurm_job, slurm_script
@@ -186,11 +186,11 @@ class SlurmLauncher(SSHLauncher):
 
         With `since` also the records of the jobs that are there or have ended since.
         """
-        found = self.ask("read_all", offsets=dict(offsets), since=since)
-        jobs = {
-            key: Seen(each["text"], each["offset"], status_of(each["status"]), _said(each["status"]["slurm"]))
-            for key, each in found["jobs"].items()
-        }
+        found, jobs = self.ask("read_all", offsets=dict(offsets), since=since), {}
+        for key, each in found["jobs"].items():
+            said = each["status"]["slurm"]
+            seen = each["text"], each["offset"], status_of(each["status"])
+            jobs[key] = Seen(*seen, None if said is None else Said(**said))
         return Look(jobs, found["cluster"], found["records"])
 
     def current(self, lease_id: str) -> str:
@@ -205,7 +205,3 @@ def _check(job: Job) -> BatchRequest:
     asked = job.batch or BatchRequest(gpus=len(job.gpu_ids), cpus=job.cpus)
     arguments_of(asked)
     return asked
-
-
-def _said(entry: Mapping[str, Any] | None) -> Said | None:
-    return None if entry is None else Said(**entry)
