@@ -13,6 +13,7 @@ from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
 from resource_manager.fleet import judgement, lease_use, transitions
+from resource_manager.fleet.records import Record
 from resource_manager.manager import cluster_change
 from resource_manager.storage import open_store
 from tests.builders import Clock
@@ -94,7 +95,7 @@ BUGS: dict[str, list[Planted]] = {
     ],
     "goes by numbers": [(NodeState, "gpu_ids_of", lambda self, placement: placement.gpu_ids)],
     "takes everything as idle": [(lease_use, "_is_idle", lambda gpu, lease, below: True)],
-    "takes silence as idle": [(judgement, "_idle_from", lambda use, now: use)],
+    "takes silence as idle": [(Record, "tells_of", lambda self, now: True)],
     "releases nothing as idle": [(judgement, "idle_releases", lambda cluster, uses, now, node: [])],
 }
 
