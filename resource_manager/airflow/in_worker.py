@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -15,10 +12,10 @@ from typing import Any, ClassVar, cast
 
 from airflow.sdk import BaseOperator
 
+from resource_manager.airflow.lease_renewal import PATIENCE_S, kept_alive
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_state import identity_of
-from resource_manager.airflow.task_trigger.base import POLL_S, renewal_pause_s
 from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import (
@@ -37,8 +34,7 @@ from resource_manager.airflow.worker_guard import (
     tell_this_process,
 )
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
-from resource_manager.jobs.job_preemption import grace_of
+from resource_manager.errors import LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.devices import await_share, device_environment, lease_environment
 from resource_manager.jobs.launchers.terminal import OWN_SERVER
@@ -48,19 +44,12 @@ from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.patience import patiently
 from resource_manager.manager.plurals import numbered_gpus
-from resource_manager.manager.recorded_changes import LEASE_GONE
 from resource_manager.manager.results import Allocation, ReleaseResult
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 
 TRY_LABEL = "try"
 """Label of a lease with the try that requested it."""
-
-HELD_FOR = 0.75
-"""Part of its ttl for which a lease counts as held since its last renewal; then what uses it is ended."""
-
-PATIENCE_S = 120.0
-"""Time for which a worker asks again at the begin and the end of its work if the manager does not answer."""
 
 
 class RunsInWorker(HoldsLease):
@@ -309,92 +298,13 @@ def devices_of(allocation: Allocation) -> dict[str, str]:
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the block."""
-    before = {name: os.environ[name] for name in variables if name in os.environ}
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update(before)
-
-
-@contextmanager
-def kept_alive(
-    manager: LeaseService,
-    lease_id: str,
-    token: int,
-    ttl_s: float,
-    *,
-    grace_s: float = math.inf,
-    ends_in_time: bool = True,
-    clock: Callable[[], float] = time.monotonic,
-    end: Callable[[str], None] = end_this_process,
-    tell: Callable[[Allocation], float | None] = tell_this_process,
-) -> Iterator[None]:
-    """Renew the lease while the block runs; kill this process and its children before it expires.
-
-    Of a lease that is taken `tell` tells first, by a signal to this process, and returns the seconds until it
-    is killed. One that returns infinity is called again until the block is over, and ends what runs itself;
-    so is one that returns None, as nothing runs: this process has the grace, unless the taking is taken back.
-    Without `ends_in_time` they live on where the manager does not answer, as for a lease that is quarantined
-    instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
-    """
-    over = threading.Event()
-    renewed_at = clock()
-    problem, every_s = "no answer", renewal_pause_s(ttl_s / 4, grace_s)
-
-    def renew() -> Allocation:
-        nonlocal renewed_at
-        asked_at = clock()
-        lease = manager.renew(lease_id, fencing_token=token)
-        renewed_at = asked_at
-        return lease
-
-    patiently(renew, PATIENCE_S)  # nothing runs yet that would have to end in time
-
-    def keep() -> None:
-        nonlocal problem
-        taken_until, pause_s, is_told = math.inf, every_s, False
-        while not over.wait(min(pause_s, max(taken_until - clock(), 0.0))):
-            if clock() >= taken_until:
-                end("the lease was taken, and the time to save is over")
-                return
-            try:
-                lease, pause_s = renew(), every_s
-                if lease["gpu_failed"] and not over.is_set():
-                    end(f"one of its GPUs failed: {lease['gpu_failed']}")
-                    return
-                if not lease["preempted_by"] and not is_told:
-                    taken_until = math.inf
-                elif (taken_until == math.inf or not is_told) and not over.is_set():
-                    if taken_until == math.inf and not is_told:
-                        says = f"the lease is {lease['reason']}; this task has"
-                        print(f"{says} {grace_of(lease):.1f} s to save what it did", flush=True)
-                    if (left_s := tell(lease)) is None:
-                        taken_until = min(taken_until, renewed_at + grace_of(lease))
-                    else:
-                        taken_until, is_told = renewed_at + left_s, True
-                    pause_s = every_s if is_told and taken_until < math.inf else min(every_s, POLL_S)
-            except LeaseNotFoundError:
-                if not over.is_set():  # otherwise this process itself released the lease meanwhile
-                    end(LEASE_GONE)
-                    return
-            except Exception as error:  # any failure to renew lets the lease expire
-                problem, pause_s = str(error), every_s / 4
-
-    # A separate thread, since a renewal may wait for its answer until after the lease has expired.
-    def end_in_time() -> None:
-        while ends_in_time and not over.wait(max(renewed_at + HELD_FOR * ttl_s - clock(), 0.0)):
-            if clock() - renewed_at >= HELD_FOR * ttl_s:
-                end(f"the lease could not be renewed: {problem}")
-                return
-
-    guard = threading.Thread(target=end_in_time, name="gpu-lease-end", daemon=True)
-    guard.start()
-    threading.Thread(target=keep, name="gpu-lease", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-        guard.join()  # the guard must not kill the process after the block has ended
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
         from airflow.exceptions import AirflowSkipException  # type: ignore[no-redef]
     from airflow.sdk import DAG, task
 
-    from resource_manager.airflow import in_worker, worker_guard
+    from resource_manager.airflow import lease_renewal, worker_guard
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
@@ -135,7 +135,7 @@ def ends():
 def test_a_process_ends_before_its_lease_if_a_renewal_hangs(ends):
     answers, hangs = iter(["renewed"]), threading.Event()
     service: Any = SimpleNamespace(renew=lambda *_, **__: next(answers, None) or hangs.wait(20))
-    with in_worker.kept_alive(service, "t", 1, 2.0, end=ends.put):
+    with lease_renewal.kept_alive(service, "t", 1, 2.0, end=ends.put):
         assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
     hangs.set()
 
@@ -151,7 +151,7 @@ def test_a_process_ends_if_renewals_fail(ends):
             raise OSError("no file is left")
 
     service: Any = SimpleNamespace(renew=renew)
-    with in_worker.kept_alive(service, "t", 1, 0.2, clock=clock, end=ends.put):
+    with lease_renewal.kept_alive(service, "t", 1, 0.2, clock=clock, end=ends.put):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
@@ -180,16 +180,16 @@ def test_a_renewal_that_failed_is_made_again_sooner(ends, monkeypatch, ttl_s, gr
             raise answer
         return answer
 
-    monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
+    monkeypatch.setattr(lease_renewal, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
     service: Any = SimpleNamespace(renew=renew)
-    with in_worker.kept_alive(service, "t", 1, ttl_s, grace_s=grace_s, end=ends.put):
+    with lease_renewal.kept_alive(service, "t", 1, ttl_s, grace_s=grace_s, end=ends.put):
         assert ends.get(timeout=30) == LEASE_GONE
     assert waits == pauses, "so that one call that hangs for 15 s leaves time for another"
 
 
 def test_a_process_ends_if_one_of_its_gpus_failed(ends):
     service: Any = SimpleNamespace(renew=lambda *_, **__: {"gpu_failed": "xid 79"})
-    with in_worker.kept_alive(service, "t", 1, 0.2, end=ends.put):
+    with lease_renewal.kept_alive(service, "t", 1, 0.2, end=ends.put):
         assert ends.get(timeout=30) == "one of its GPUs failed: xid 79"
 
 
@@ -201,7 +201,7 @@ def test_a_process_whose_lease_is_taken_gets_its_signal_and_is_ended_after_its_g
     lease = ask(manager, TASK, 2, preemptible=True, preempt_grace=0.5)
     manager.submit("urgent", 8, 1, server=lease["server_name"], priority=9, expected_runtime=60)
     manager.preempt(TASK.lease_id, preemptor="urgent")
-    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2, end=ends.put):
+    with lease_renewal.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2, end=ends.put):
         assert ends.get(timeout=30) == "the lease was taken, and the time to save is over"
     assert told == [signal.SIGTERM]
 
@@ -217,7 +217,7 @@ def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(ends):
             raise LeaseNotFoundError("t")
 
     service: Any = SimpleNamespace(renew=renew)
-    with in_worker.kept_alive(service, "t", 1, 0.2, clock=Clock(), end=ends.put):  # it does not run out
+    with lease_renewal.kept_alive(service, "t", 1, 0.2, clock=Clock(), end=ends.put):  # it does not run out
         assert asked.wait(30)
     released.set()
     assert answered.wait(30)

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import BaseOperator
 
-    from resource_manager.airflow import in_worker, with_gpus
+    from resource_manager.airflow import lease_renewal, with_gpus
     from resource_manager.airflow.leased_operators.kinds import KINDS, KindElsewhere
     from resource_manager.airflow.version_compat import AirflowException
 
@@ -98,7 +98,7 @@ LIMITS = {"max_runtime": 0.5, "preempt_grace": 0.2}
 
 
 def test_a_job_elsewhere_is_told_until_it_has_ended_and_its_worker_is_not(taken, manager, pause):
-    pause({"airflow.in_worker.POLL_S": 0.01})
+    pause({"airflow.lease_renewal.POLL_S": 0.01})
     launcher, signals = taken("silent", "runs", "ends", preempt_signal="USR2", **LIMITS)
     assert [(signal, wait_s) for _, signal, wait_s in launcher.told] == [("USR2", 5.0)] * 2
     assert all(0.1 <= grace_s <= 0.2 for grace_s, _, _ in launcher.told)
@@ -108,7 +108,7 @@ def test_a_job_elsewhere_is_told_until_it_has_ended_and_its_worker_is_not(taken,
 
 
 def test_the_log_says_that_a_job_elsewhere_has_to_end_and_could_not_be_told_yet(taken, pause, capfd):
-    pause({"airflow.in_worker.POLL_S": 0.01})
+    pause({"airflow.lease_renewal.POLL_S": 0.01})
     taken("silent", "runs", "runs", "ends", **LIMITS)
     said = capfd.readouterr().out
     assert said.count("its longest runtime is over; this task has 0.") == 2, "once more, as it was not told"
@@ -116,7 +116,7 @@ def test_the_log_says_that_a_job_elsewhere_has_to_end_and_could_not_be_told_yet(
 
 
 def test_a_job_elsewhere_that_was_told_ends_though_its_preemption_is_taken_back(taken, manager, pause):
-    pause({"airflow.in_worker.POLL_S": 0.01})
+    pause({"airflow.lease_renewal.POLL_S": 0.01})
 
     def begun():
         manager.submit("urgent", 2, 1, server="gpu-a", priority=9, expected_runtime=60)
@@ -163,10 +163,10 @@ def keep(monkeypatch):
         def tell(lease):
             return of_tell.pop(0) if len(of_tell) > 1 else of_tell[0]
 
-        monkeypatch.setattr(in_worker, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
+        monkeypatch.setattr(lease_renewal, "threading", SimpleNamespace(Event=Over, Thread=threading.Thread))
         service: Any = SimpleNamespace(renew=renew)
         how: Any = {"ends_in_time": False, "clock": lambda: now[0], "end": ends.put, "tell": tell}
-        with in_worker.kept_alive(service, "t", 1, 60.0, **how):
+        with lease_renewal.kept_alive(service, "t", 1, 60.0, **how):
             end = ends.get(timeout=30)
         return waits, end
 

@@ -8,7 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resource_manager.airflow.in_worker import PATIENCE_S, devices_of, reason_of, released
+from resource_manager.airflow.in_worker import devices_of, reason_of, released
+from resource_manager.airflow.lease_renewal import PATIENCE_S
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.worker_guard import tell_this_process
 from resource_manager.core.changes import JobEnd, Outcome

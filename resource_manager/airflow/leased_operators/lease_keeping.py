@@ -14,7 +14,7 @@ from typing import Any
 from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import HELD_FOR
+from resource_manager.airflow.lease_renewal import HELD_FOR
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, failing_alone, renewal_pause_s
 from resource_manager.airflow.use_meter import gpus_of
 from resource_manager.airflow.version_compat import task_that_may_ask
