@@ -36,10 +36,11 @@ from resource_manager.airflow.worker_guard import (
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.launchers import terminal
-from resource_manager.jobs.launchers.devices import await_share, device_environment, lease_environment
+from resource_manager.jobs.launchers.devices import await_share, job_environment
 from resource_manager.jobs.launchers.terminal import OWN_SERVER
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
+from resource_manager.jobs.running_job import job_of
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.patience import patiently
@@ -279,20 +280,7 @@ def reason_of(error: BaseException) -> str:
 
 def devices_of(allocation: Allocation) -> dict[str, str]:
     """Return the environment with the lease and its devices."""
-    gpus = allocation["gpu_ids"], allocation["gpu_uuids"]
-    devices = device_environment(
-        allocation["vendor"],
-        *gpus,
-        gpu_milli=allocation["gpu_milli"],
-        gpu_memory_mib=allocation["gpu_memory_mib"],
-        mps_folder=allocation["members"][0].get("mps_folder", ""),
-    )
-    lease = {
-        "GPU_LEASE_ID": allocation["task_id"],
-        "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
-        "GPU_SERVER": allocation["server_name"],
-    }
-    return devices | lease_environment(*gpus) | lease
+    return job_environment(job_of(allocation, "", ()))
 
 
 @contextmanager
