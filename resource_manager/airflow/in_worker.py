@@ -41,6 +41,7 @@ from resource_manager.jobs.launchers.terminal import OWN_SERVER
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.running_job import job_of
+from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.patience import patiently
@@ -92,7 +93,7 @@ class RunsInWorker(HoldsLease):
 
     def _granted(self, context: Any, manager: LeaseService, granted_to_this_try: bool) -> Allocation:
         """Return this try's allocation, on this worker's server; defer for as long as there is none."""
-        identity, plain_identity = identity_of(context)
+        identity = identity_of(context)
         this_try = try_of(context)
         where = self.server_of_worker(manager)
         labels = {TRY_LABEL: this_try, **self.lease_labels}
@@ -100,7 +101,7 @@ class RunsInWorker(HoldsLease):
         while True:
             status = self.lease(context, manager, labels=labels, quarantine=False, **where)
             if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
-                self.end_earlier_try(manager, plain_identity, status)
+                self.end_earlier_try(manager, identity, status)
                 continue
             if self.on_worker and (elsewhere := _elsewhere(status)):
                 with suppress(LockTimeoutError):  # it will expire
@@ -114,13 +115,11 @@ class RunsInWorker(HoldsLease):
         self.log.info("allocated %s of %s", numbered_gpus(status["gpu_ids"]), status["server_name"])
         return status
 
-    def end_earlier_try(
-        self, manager: LeaseService, plain_identity: dict[str, Any], status: Allocation
-    ) -> None:
+    def end_earlier_try(self, manager: LeaseService, identity: TaskIdentity, status: Allocation) -> None:
         """Defer until the lease of an earlier try has ended, unless that can be ended now."""
         self.log.info("an earlier try may still use the GPUs; waiting until its lease has ended")
         self.defer(
-            trigger=LeaseEndTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id),
+            trigger=LeaseEndTrigger(identity, status["fencing_token"], gpu_conn_id=self.gpu_conn_id),
             method_name="execute_request",
         )
 

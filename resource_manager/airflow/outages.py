@@ -40,7 +40,10 @@ def outlasting_outages(
         limit = "" if at_most is None else f", if it does within max_wait = {at_most}"
         operator.log.warning("the GPU manager does not answer; going on once it does%s: %s", limit, error)
     operator.defer(
-        trigger=AnswerTrigger(event, operator.gpu_conn_id), method_name=step, kwargs=more, timeout=at_most
+        trigger=AnswerTrigger(dict(event), gpu_conn_id=operator.gpu_conn_id),
+        method_name=step,
+        kwargs=more,
+        timeout=at_most,
     )
 
 

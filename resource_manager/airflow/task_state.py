@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -53,16 +52,12 @@ def _told_apart(identities: Iterable[TaskIdentity]) -> list[list[TaskIdentity]]:
     return parts
 
 
-def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
-    """Return the running task's identity, as an object and as plain data for a trigger.
-
-    Raises `AirflowException`.
-    """
+def identity_of(context: Any) -> TaskIdentity:
+    """Return the running task's identity; raises `AirflowException`."""
     try:
-        identity = TaskIdentity.of(context["ti"], instance_id())
+        return TaskIdentity.of(context["ti"], instance_id())
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
-    return identity, asdict(identity)
 
 
 def is_wanted(identity: TaskIdentity) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +72,7 @@ def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
 
     pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
     answers_by(Board())
-    trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"})
+    trigger = SlurmTrigger(TASK, "k", {"launcher": "slurm"})
     path, arguments = trigger.serialize()
     assert path.endswith(".SlurmTrigger")
     notes["job_log_place"] = {"job": "k", "offset": 4, "last_line": "one"}
@@ -98,7 +97,7 @@ def test_a_triggerer_that_stood_still_takes_slurm_for_silent_no_longer_than_a_qu
 
     pause({"airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0, "airflow.slurm.trigger.MAX_STEP_S": 0.1})
     answers_by(Board())
-    trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}, unreachable_s=0.3)
+    trigger = SlurmTrigger(TASK, "k", {"launcher": "slurm"}, unreachable_s=0.3)
     assert "unreachable" not in fire(trigger)
     fails += [True] * 4
     assert fire(trigger)["unreachable"] == "cut off"
@@ -120,7 +119,7 @@ def test_an_error_of_airflows_own_ends_no_watch_on_slurm(monkeypatch: Any, pause
     fails = [RuntimeError("API_SERVER_ERROR")]
     monkeypatch.setattr(board, "SlurmLauncher", Launcher)
     pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
-    event = fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    event = fire(SlurmTrigger(TASK, "k", {"launcher": "slurm"}))
     assert (event["offset"], fails) == (0, [])
 
 
@@ -141,7 +140,7 @@ def test_a_list_of_jobs_that_takes_too_long_ends_no_watch_on_slurm(monkeypatch: 
 
     monkeypatch.setattr(board, "SlurmLauncher", Launcher)
     pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
-    fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    fire(SlurmTrigger(TASK, "k", {"launcher": "slurm"}))
     assert with_list == [True, False]
 
 
@@ -161,7 +160,7 @@ def test_the_look_at_slurm_is_in_nobodys_context(monkeypatch: Any, pause: Any) -
     monkeypatch.setattr(board, "SlurmLauncher", Launcher)
     pause({"airflow.slurm.board.POLL_S": 0.0, "airflow.task_trigger.base.MIN_DEFERRAL_S": 0.0})
     task_of_log.set("first")
-    fire(SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"}))
+    fire(SlurmTrigger(TASK, "k", {"launcher": "slurm"}))
     assert seen == [""]
 
 

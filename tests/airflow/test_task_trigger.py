@@ -310,7 +310,7 @@ def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, 
     """Airflow may be slow to bring the task from its worker here: a third of the lease's life is over."""
     pause({"airflow.shared_manager.RENEW_TOGETHER_S": 0.01})
     trigger = asks("sleep 60")
-    life_s = trigger.plan.ttl_s
+    life_s = trigger.plan["ttl_s"]
     until(again(trigger, ttl_s=4 * life_s), lambda: manager.history(what="renew"))
 
 

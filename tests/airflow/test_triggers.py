@@ -6,7 +6,6 @@ import json
 import threading
 import time
 import warnings
-from dataclasses import asdict
 from typing import Any
 from unittest.mock import Mock
 
@@ -39,7 +38,7 @@ def test_the_grant_trigger_fires_after_a_release(manager, fast_triggers):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
-    trigger = GrantTrigger(asdict(TASK))
+    trigger = GrantTrigger(TASK)
     event = fire(trigger, lambda: manager.release_resources("holds1"))
     assert event["state"] == GrantState.GRANTED
     lease = manager.status_of(TASK.lease_id)
@@ -50,16 +49,16 @@ def test_the_grant_trigger_fires_after_other_leases_expired(manager, fast_trigge
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, ttl=0.5)
     ask(manager, TASK, 8)
-    assert fire(GrantTrigger(asdict(TASK)))["state"] == GrantState.GRANTED
+    assert fire(GrantTrigger(TASK))["state"] == GrantState.GRANTED
 
 
 def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, fast_triggers):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
-    assert fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))["state"] == GrantState.MAX_WAIT_EXCEEDED
+    assert fire(GrantTrigger(TASK, max_wait_s=0.05))["state"] == GrantState.MAX_WAIT_EXCEEDED
     manager.cancel(TASK.lease_id)
-    assert fire(GrantTrigger(asdict(TASK)))["state"] == GrantState.REQUEST_LOST
+    assert fire(GrantTrigger(TASK))["state"] == GrantState.REQUEST_LOST
 
 
 def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, pause, own_redis):
@@ -74,7 +73,7 @@ def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, pause, ow
     before = len(server.client_list())
 
     async def wait():
-        watchers = [asyncio.ensure_future(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
+        watchers = [asyncio.ensure_future(anext(GrantTrigger(task).run())) for task in tasks]
         while len(server.client_list()) == before:
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.5)
@@ -142,7 +141,7 @@ def test_an_error_that_nobody_foresaw_fails_a_wait_and_does_not_make_it_endless(
 
     connect(Mock(wraps=manager, lease_changes=breaks))
     with pytest.raises(TypeError, match="a bug"):
-        fire(GrantTrigger(asdict(TASK)))
+        fire(GrantTrigger(TASK))
 
 
 def counted(function, calls):
@@ -159,7 +158,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, fast_tr
         "reasons": ["no server with 8 GPUs: none is free anywhere"],
     }
     lease = ask(manager, TASK, 8)
-    over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
+    over = LeaseEndTrigger(TASK, lease["fencing_token"])
     assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {}
 
 
@@ -206,12 +205,12 @@ def test_leases_whose_servers_are_silent_hold_up_no_start_while_their_end_is_wai
     launch_by(lambda place: Silent())
 
     async def run():
-        waits = [LeaseEndTrigger(asdict(TASK), lease["fencing_token"]) for _ in range(LAUNCHER_THREADS)]
+        waits = [LeaseEndTrigger(TASK, lease["fencing_token"]) for _ in range(LAUNCHER_THREADS)]
         firing = [asyncio.ensure_future(anext(each.run())) for each in waits]
         while not all_look.is_set():
             await asyncio.sleep(0.02)
         try:
-            await asyncio.wait_for(GrantTrigger(asdict(TASK)).begin_launcher(lambda: None), 5.0)
+            await asyncio.wait_for(GrantTrigger(TASK).begin_launcher(lambda: None), 5.0)
         finally:
             answers.set()
         for each in firing:
@@ -226,9 +225,9 @@ def test_triggers_survive_serialization(manager):
         task_id="t", gpus=2, command="train", container={"ulimits": [{"Name": "core"}]}
     )
     for trigger in (
-        GrantTrigger(asdict(TASK), "c", 5.0),
+        GrantTrigger(TASK, 5.0, gpu_conn_id="c"),
         FreeCapacityTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
-        LeaseEndTrigger(asdict(TASK), 3),
+        LeaseEndTrigger(TASK, 3),
         asked(train),
     ):
         _, arguments = trigger.serialize()
@@ -266,7 +265,7 @@ def test_a_grant_is_seen_in_the_store_of_a_connection_that_comes_later(manager, 
         ask(other, TASK, 8)
         for number in range(12):
             other.submit(f"holds{number}", 2, 1)
-        trigger = GrantTrigger(asdict(TASK))
+        trigger = GrantTrigger(TASK)
         assert fire(trigger, lambda: connect(other))["state"] == GrantState.GRANTED
 
 
@@ -288,6 +287,6 @@ def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, connect, fast
         manager.release_resources("holds0")
 
     try:
-        assert fire(GrantTrigger(asdict(TASK)), free)["state"] == GrantState.GRANTED
+        assert fire(GrantTrigger(TASK), free)["state"] == GrantState.GRANTED
     finally:
         goes_on.set()

@@ -5,7 +5,6 @@ import json
 import re
 import time
 import warnings
-from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -95,7 +94,7 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers,
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
-    event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
+    event = fire(GrantTrigger(TASK), lambda: manager.release_resources("holds1"))
     full = "no server with 8 GPUs: none is free anywhere"
     assert event == json.loads(json.dumps(event))
     assert (event["state"], event["reasons"]) == (GrantState.GRANTED, [full])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.lease_renewal import HELD_FOR
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, failing_alone, renewal_pause_s
 from resource_manager.airflow.use_meter import gpus_of
@@ -30,6 +30,7 @@ ENDS_WITHIN = timedelta(minutes=1)
 """Time in which a deferral that timed out ends by itself, with what it watches; then Airflow ends it."""
 
 
+@dataclass(eq=False, repr=False)
 class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
 
@@ -41,31 +42,17 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     cancel the trigger, and the lease end.
     """
 
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        fencing_token: int,
-        ttl_s: float,
-        classpath: str,
-        arguments: Mapping[str, Any],
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        until: float | None = None,
-    ) -> None:
-        super().__init__(
-            identity,
-            gpu_conn_id,
-            fencing_token=fencing_token,
-            ttl_s=ttl_s,
-            classpath=classpath,
-            arguments=dict(arguments),
-            until=until,
-        )
-        self.fencing_token = fencing_token
-        self.ttl_s = ttl_s
-        self.until = until
-        module, _, name = classpath.rpartition(".")
-        with failing_alone(f"trigger {classpath}"):
-            self.own: BaseTrigger = getattr(import_module(module), name)(**arguments)
+    fencing_token: int
+    ttl_s: float
+    classpath: str
+    arguments: dict[str, Any]
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        module, _, name = self.classpath.rpartition(".")
+        with failing_alone(f"trigger {self.classpath}"):
+            self.own: BaseTrigger = getattr(import_module(module), name)(**self.arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self.own.task_instance, self.own.trigger_id = self.task_instance, self.trigger_id

@@ -26,6 +26,7 @@ from resource_manager.airflow.version_compat import AirflowException, TaskDeferr
 from resource_manager.core.changes import Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.lease_service import LeaseService
@@ -65,12 +66,10 @@ class LeasedOperator(RunsInWorker):
     def work(self, context: Any) -> Any:
         return self.own_execute(context)
 
-    def end_earlier_try(
-        self, manager: LeaseService, plain_identity: dict[str, Any], status: Allocation
-    ) -> None:
+    def end_earlier_try(self, manager: LeaseService, identity: TaskIdentity, status: Allocation) -> None:
         """End the lease of an earlier try if its job is gone; else defer until it is, or the lease is."""
         if not status["job_places"] or not self.gpu_kind.end(self, manager, status, Outcome.FAILED):
-            super().end_earlier_try(manager, plain_identity, status)
+            super().end_earlier_try(manager, identity, status)
 
     def run_under_lease(
         self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]
@@ -104,7 +103,7 @@ class LeasedOperator(RunsInWorker):
         self, context: Any, manager: LeaseService, allocation: Allocation, deferred: TaskDeferred
     ) -> TaskDeferred:
         """Return the deferral in which the operator's trigger runs inside ours, which renews the lease."""
-        identity, plain_identity = identity_of(context)
+        identity = identity_of(context)
         try:
             manager.renew(identity.lease_id, fencing_token=allocation["fencing_token"], for_s=handover_s())
         except ResourceManagerError as error:  # the trigger finds out
@@ -112,13 +111,13 @@ class LeasedOperator(RunsInWorker):
         classpath, arguments = deferred.trigger.serialize()
         timeout_s = None if deferred.timeout is None else seconds_of(deferred.timeout)  # of sensors a number
         trigger = LeaseKeepingTrigger(
-            plain_identity,
+            identity,
             allocation["fencing_token"],
             seconds_of(self._ttl),
             classpath,
-            arguments,
-            self.gpu_conn_id,
+            dict(arguments),
             until=None if timeout_s is None else time.time() + timeout_s,
+            gpu_conn_id=self.gpu_conn_id,
         )
         step = {"method": deferred.method_name, "arguments": deferred.kwargs or {}}
         return TaskDeferred(
@@ -164,8 +163,7 @@ class LeasedOperator(RunsInWorker):
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _lease_of_task(self, context: Any, manager: LeaseService) -> Allocation | None:
-        identity, _ = identity_of(context)
-        entry = manager.status_of(identity.lease_id)
+        entry = manager.status_of(identity_of(context).lease_id)
         return None if entry is None or entry["state"] == "WAITING" else entry
 
 

@@ -63,8 +63,7 @@ class HoldsLease(Resumes):
 
         `instead` are fields of the demand that replace those of the parameters.
         """
-        identity, _ = identity_of(context)
-        asked = self.given_fields()
+        identity, asked = identity_of(context), self.given_fields()
         if asked["quarantine"] is None:
             instead.setdefault("quarantine", True)
         if asked["preemptible"] is None:
@@ -91,11 +90,10 @@ class HoldsLease(Resumes):
         self, context: Any, manager: LeaseService, *, labels: Mapping[str, str], **instead: Any
     ) -> Allocation:
         """Return this task's allocation; defer while it is pending, which does not return."""
-        _, plain_identity = identity_of(context)
         _, status = self.request(context, manager, labels=labels, **instead)
         if status["state"] == "WAITING":
             self.defer(
-                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, self.max_wait_s),
+                trigger=GrantTrigger(identity_of(context), self.max_wait_s, gpu_conn_id=self.gpu_conn_id),
                 method_name="execute_granted",
             )
         return status
@@ -121,7 +119,7 @@ class HoldsLease(Resumes):
 
     def fail_if_overdue(self, context: Any, event: dict[str, Any]) -> None:
         """Log the wait; raise `AirflowException` if it exceeded `max_wait`, or somebody ended the request."""
-        identity, _ = identity_of(context)
+        identity = identity_of(context)
         wait = GrantEvent.model_validate(event)
         self.log.info("%s", describe_wait(wait.waited_s, wait.reasons))
         if wait.state is GrantState.MAX_WAIT_EXCEEDED and self._cancel(identity):

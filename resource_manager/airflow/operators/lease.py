@@ -93,7 +93,7 @@ class GPUReleaseOperator(BaseOperator):
         if entry is None:
             self.log.info("the lease had already ended")
             return
-        identity, _ = identity_of(context)
+        identity = identity_of(context)
         _require_dag(entry, identity)
         states = self._states_between(context, entry, identity)
         succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
@@ -101,7 +101,7 @@ class GPUReleaseOperator(BaseOperator):
         if runs_again or (not is_over and may_be_in_use(manager, entry)):
             why = "runs again" if runs_again else "may have been ended by a user"
             self.log.info("a task of the lease %s; looking again in %g s", why, ENDING_S)
-            trigger = AnswerTrigger({"has_waited": True}, self.gpu_conn_id, ENDING_S)
+            trigger = AnswerTrigger({"has_waited": True}, ENDING_S, gpu_conn_id=self.gpu_conn_id)
             self.defer(trigger=trigger, method_name="execute_release")
         end_entry(manager, entry, Outcome.SUCCESS if states and succeeded else None)
 

@@ -148,7 +148,7 @@ class GPUTrainingOperator(GPUOperator):
         except (TypeError, ValueError) as error:
             raise AirflowFailException(str(error)) from None
         if self.launcher == slurm_task.NAME:
-            self._identity, _ = identity_of(context)
+            self._identity = identity_of(context)
             end = self._uncollected(context, self._identity)
             return slurm_task.begin(self, context) if end is None else _value(end.last_line)
         return super().execute(context)
@@ -160,7 +160,7 @@ class GPUTrainingOperator(GPUOperator):
     def execute_request(self, context: Any, event: dict[str, Any]) -> Any:
         """Take the only step before the wait; repeat it after an outage of at most `max_wait`."""
         with outlasting_outages(self, "execute_request", event, begins=True, at_most=self.max_wait):
-            self._identity, plain_identity = identity_of(context)
+            self._identity = identity_of(context)
             self._asked_by = owner_of(self, context)
             manager, after_token = self.manager, 0
             if (end := self._uncollected(context, self._identity)) is not None:
@@ -187,7 +187,7 @@ class GPUTrainingOperator(GPUOperator):
             stale_grace_s=self.stale_grace_s,
         )
         return self.defer(
-            trigger=TaskTrigger(plain_identity, plan.to_dict(), self.gpu_conn_id, after_token),
+            trigger=TaskTrigger(self._identity, plan.to_dict(), after_token, gpu_conn_id=self.gpu_conn_id),
             method_name="execute_ended",
         )
 
@@ -199,7 +199,7 @@ class GPUTrainingOperator(GPUOperator):
 
         A retry looks like one if the DAG has fewer `retries` than when its run began.
         """
-        entry = manager.status_of(identity_of(context)[0].lease_id)
+        entry = manager.status_of(identity_of(context).lease_id)
         return entry is not None and entry["labels"].get(TRIES_LABEL) != _tries(context)
 
     def _uncollected(self, context: Any, identity: TaskIdentity) -> TaskEnd | None:

@@ -86,7 +86,7 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         if not self.poke(context):
             asked = self._demand(context).model_dump(exclude_unset=True)
             self.defer(
-                trigger=FreeCapacityTrigger(asked, self.gpu_conn_id, self.poke_interval),
+                trigger=FreeCapacityTrigger(asked, self.poke_interval, gpu_conn_id=self.gpu_conn_id),
                 method_name="execute_vacant",
                 timeout=timedelta(seconds=self.timeout),
             )
@@ -104,6 +104,5 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         self.log.info("the GPUs are free on %s", found.server_name)
 
     def _demand(self, context: Any) -> Demand:
-        identity, _ = identity_of(context)
         asked = task_demand.asked_by_attributes(self)
-        return task_demand.demand_of(self, asked, context, f"{identity.lease_id} (sensor)")
+        return task_demand.demand_of(self, asked, context, f"{identity_of(context).lease_id} (sensor)")

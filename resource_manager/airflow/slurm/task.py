@@ -51,7 +51,7 @@ def begin(operator: Any, context: Any, *, again: bool = False) -> Any:
 
     What is there `again`, in a try that has begun one before, is no job of before a clear.
     """
-    identity, plain_identity = identity_of(context)
+    identity = identity_of(context)
     asked = _batch_request(operator, context, identity)
     place = place_of(operator)
     try:
@@ -74,14 +74,14 @@ def begin(operator: Any, context: Any, *, again: bool = False) -> Any:
         raise AirflowException(f"Slurm did not take the job: {error}") from error
     unreachable_s = operator.unreachable_timeout.total_seconds()
     return operator.defer(
-        trigger=SlurmTrigger(plain_identity, key, asdict(place), operator.gpu_conn_id, unreachable_s),
+        trigger=SlurmTrigger(identity, key, asdict(place), unreachable_s, gpu_conn_id=operator.gpu_conn_id),
         method_name="execute_on_slurm",
     )
 
 
 def go_on(operator: Any, context: Any, event: Mapping[str, Any]) -> Any:
     """Return the last line of a job that has succeeded; submit one that was preempted again."""
-    identity, end = identity_of(context)[0], SlurmEvent.model_validate(event)
+    identity, end = identity_of(context), SlurmEvent.model_validate(event)
     for reason in end.reasons:
         operator.log.info("it waited on Slurm: %s", reason)
     if end.unreachable:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger, launcher_threads
@@ -58,21 +58,17 @@ def end_unless_wanted(identity: TaskIdentity, place: JobPlace) -> bool:
     return True
 
 
+@dataclass(eq=False, repr=False)
 class SlurmTrigger(TaskBoundTrigger):
     """Fire when the job does not run or never will, or was out of reach for `unreachable_s`."""
 
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        key: str,
-        place: Mapping[str, str],
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        unreachable_s: float = 600.0,
-    ) -> None:
-        super().__init__(identity, gpu_conn_id, key=key, place=dict(place), unreachable_s=unreachable_s)
-        self.key = key
-        self.place = JobPlace(**place)
-        self.unreachable_s = unreachable_s
+    key: str
+    place: dict[str, str]
+    unreachable_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._place = JobPlace(**self.place)
         self._notes = TaskNotes(self.identity, self.log)
         self._waits = WaitLog()
         self._runs = False
@@ -83,7 +79,7 @@ class SlurmTrigger(TaskBoundTrigger):
         yield await self._fire(await self._watch())
 
     async def _watch(self) -> SlurmEvent:
-        board, clock = SlurmBoard.of(self.place, self.gpu_conn_id), asyncio.get_running_loop().time
+        board, clock = SlurmBoard.of(self._place, self.gpu_conn_id), asyncio.get_running_loop().time
         self._offset, self._last_line = await self._notes.log_place(self.key)
         asked_at = noted_at = clock()
         silent_s = 0.0
@@ -130,5 +126,5 @@ class SlurmTrigger(TaskBoundTrigger):
 
     async def on_kill(self) -> None:
         """End the job of a task that a user ended; keep that of a cleared or moved task."""
-        if await in_thread(end_unless_wanted, self.identity, self.place, executor=launcher_threads()):
+        if await in_thread(end_unless_wanted, self.identity, self._place, executor=launcher_threads()):
             self.log.info("the task was ended in Airflow; its job on Slurm was ended")

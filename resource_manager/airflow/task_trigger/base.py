@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from functools import cache
 from typing import Any, TypeVar
 
 from airflow.configuration import conf
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.resuming import OF_TRY
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted
@@ -82,13 +84,20 @@ def failing_alone(what: str) -> Iterator[None]:
         ) from error
 
 
+@dataclass(eq=False, repr=False)
 class PlainTrigger(BaseTrigger):
-    """Trigger that keeps its arguments, which are plain values, for `serialize`."""
+    """Trigger whose fields are its arguments, which are plain values."""
 
-    def __init__(self, **arguments: Any) -> None:
+    _: KW_ONLY
+    gpu_conn_id: str = DEFAULT_CONNECTION
+
+    def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._arguments = arguments
         self._began_at = time.monotonic()
+
+    @property
+    def shared(self) -> SharedManager:
+        return SharedManager.of(self.gpu_conn_id)
 
     async def _fire(self, event: Event | Mapping[str, Any]) -> TriggerEvent:
         """Return the event with the number of the task's try, after `MIN_DEFERRAL_S` at the earliest."""
@@ -97,25 +106,29 @@ class PlainTrigger(BaseTrigger):
         return TriggerEvent(storable({**(event.plain() if isinstance(event, Event) else event), **of_try}))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
+        arguments = {each.name: getattr(self, each.name) for each in fields(self)}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
 
+@dataclass(eq=False, repr=False)
 class TaskBoundTrigger(PlainTrigger):
     """Trigger of one task instance, which asks the manager in its name."""
 
-    def __init__(self, identity: Mapping[str, Any], gpu_conn_id: str, **arguments: Any) -> None:
-        super().__init__(identity=dict(identity), gpu_conn_id=gpu_conn_id, **arguments)
-        self.identity = TaskIdentity(**identity)
-        self.gpu_conn_id = gpu_conn_id
+    identity: TaskIdentity
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.identity, dict):  # as `serialize` gave it
+            self.identity = TaskIdentity(**self.identity)
         self._calling: asyncio.Future[Any] | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        path, arguments = super().serialize()
+        return path, {**arguments, "identity": asdict(self.identity)}
 
     def __repr__(self) -> str:
         """Return a name without the arguments, which may have what must not be in a log."""
         return f"<{type(self).__name__} of {self.identity.lease_id}>"
-
-    @property
-    def shared(self) -> SharedManager:
-        return SharedManager.of(self.gpu_conn_id)
 
     async def ask(self, act: Callable[[LeaseService], T]) -> T:
         """Return what the manager answers, however long it takes to answer; it may be asked again."""

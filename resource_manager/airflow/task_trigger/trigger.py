@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.late_start import late_start
 from resource_manager.airflow.task_results import drop_unwanted, keep_end, kept_end
 from resource_manager.airflow.task_trigger import base
@@ -50,6 +50,7 @@ Step = Callable[[], Awaitable["Step | None"]]
 """Method of a `TaskTrigger` for one state of its task; returns that of the next, None at the end."""
 
 
+@dataclass(eq=False, repr=False)
 class TaskTrigger(TaskBoundTrigger):
     """Wait for the grant, start the job, watch it, end it, release its GPUs; then fire a `TaskEnd`.
 
@@ -58,20 +59,16 @@ class TaskTrigger(TaskBoundTrigger):
     `after_token` were ended before the task asked.
     """
 
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        plan: Mapping[str, Any],
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        after_token: int = 0,
-    ) -> None:
-        super().__init__(identity, gpu_conn_id, plan=dict(plan), after_token=after_token)
-        self.after_token = after_token
+    plan: dict[str, Any]
+    after_token: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         with base.failing_alone(f"plan of {self.identity.lease_id}"):
-            self.plan = TaskPlan.from_dict(plan)
+            self._plan = TaskPlan.from_dict(self.plan)
         self._notes = TaskNotes(self.identity, self.log)
         self._end = TaskEnd(state=EndState.FAILED)
-        self._lease = TaskLease(self, self.plan)
+        self._lease = TaskLease(self, self._plan)
         self._watch: JobWatch | None = None
         self._waited: dict[str, Any] = {}
 
@@ -103,7 +100,7 @@ class TaskTrigger(TaskBoundTrigger):
         """Wait for the grant; the lease, its job, or the task's end may be there already."""
         if await self._is_known_end():
             return self._finish
-        wait = GrantWait(self, self.plan.max_wait_s)
+        wait = GrantWait(self, self._plan.max_wait_s)
         # What was read for all may be of an earlier wait, but for the first.
         status: Submission | None = None if self._waited else await self._lease.pending(self._notes.attempt)
         status = status or await self._request()
@@ -136,8 +133,8 @@ class TaskTrigger(TaskBoundTrigger):
             if await self._gives_back(gang):
                 return self._wait
             if gang is None:
-                launcher = self.plan.job.launcher_for(lease.allocation)
-                planned = GangJob.planned(lease.allocation, launcher, self.plan.job.conn_id)
+                launcher = self._plan.job.launcher_for(lease.allocation)
+                planned = GangJob.planned(lease.allocation, launcher, self._plan.job.conn_id)
                 prepared = await lease.launch(planned.prepare, self._jobs(planned))
                 if prepared.failed:
                     error = next(iter(prepared.failed.values()))
@@ -257,7 +254,7 @@ class TaskTrigger(TaskBoundTrigger):
             if self._lease.token == self._end.fencing_token:
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
                 is_lost = self._end.state is EndState.JOB_UNREACHABLE  # it was waited for already
-                patience_s = 0.0 if is_lost else self.plan.unreachable_s
+                patience_s = 0.0 if is_lost else self._plan.unreachable_s
                 why = await self._lease.release(outcome, patience_s, reason=self._end.reason)
                 if why and self._end.has_succeeded:  # it would be done a second time
                     self.log.warning("the job has succeeded; %s", why)
@@ -297,7 +294,7 @@ class TaskTrigger(TaskBoundTrigger):
 
     def _jobs(self, gang: GangJob) -> list[Job]:
         """Return what the members of the lease run."""
-        return [self.plan.job.job(job, self._lease.allocation) for job in gang.jobs]
+        return [self._plan.job.job(job, self._lease.allocation) for job in gang.jobs]
 
     async def _gives_back(self, gang: GangJob | None) -> bool:
         """Queue the request again if its job would run into maintenance; return False if it may begin.
@@ -345,7 +342,7 @@ class TaskTrigger(TaskBoundTrigger):
         if kept := await self._lease.release(Outcome.FAILED, **why):
             self._end = TaskEnd(state=EndState.FAILED, detail=kept)
             return None
-        attempt, attempts = self._notes.attempt, self.plan.start_attempts
+        attempt, attempts = self._notes.attempt, self._plan.start_attempts
         if not starts_again or attempt >= attempts:
             detail = str(error)
             if starts_again:
@@ -366,7 +363,7 @@ class TaskTrigger(TaskBoundTrigger):
             await self._watch.close()
         started_at = started_at or self._lease.allocation["granted_at"]
         due_s = self._lease.renewal_due_s
-        self._watch = JobWatch(self, self.plan, self._notes, gang.jobs, started_at, due_s)
+        self._watch = JobWatch(self, self._plan, self._notes, gang.jobs, started_at, due_s)
         await self._watch.recall()
         return self._watch
 

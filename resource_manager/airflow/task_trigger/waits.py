@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
 from resource_manager import errors
 from resource_manager.airflow import shared_manager
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import PlainTrigger, TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import Event, GrantEvent, GrantState, Vacancy
@@ -25,19 +24,15 @@ from resource_manager.manager.results import Allocation, QueueEntry
 
 
 class GrantWait:
-    """Wait for the grant of one request, with its lines in the log of a trigger and its reasons.
+    """Wait for the grant of one request, with its lines in the log of a trigger and its reasons."""
 
-    It began `before_s` after the request's arrival.
-    """
-
-    def __init__(
-        self, trigger: TaskBoundTrigger, max_wait_s: float | None = None, before_s: float = 0.0
-    ) -> None:
+    def __init__(self, trigger: TaskBoundTrigger, max_wait_s: float | None) -> None:
         self._trigger = trigger
         self._log = WaitLog()
         self._deadline = DeadlineLog(trigger.log)
         self._max_wait_s = max_wait_s
-        self.before_s = before_s
+        self.before_s = 0.0
+        """From the arrival of the request to the begin of this wait."""
         self.waited_s = 0.0
         self.fencing_token = 0
         """Of the lease, once it is granted."""
@@ -102,17 +97,11 @@ class GrantWait:
         return pause_s
 
 
+@dataclass(eq=False, repr=False)
 class GrantTrigger(TaskBoundTrigger):
     """Fire a `GrantEvent` when the lease is granted, the request is gone, or `max_wait_s` is over."""
 
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        max_wait_s: float | None = None,
-    ) -> None:
-        super().__init__(identity, gpu_conn_id, max_wait_s=max_wait_s)
-        self.max_wait_s = max_wait_s
+    max_wait_s: float | None = None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = GrantWait(self, self.max_wait_s)
@@ -125,33 +114,25 @@ class GrantTrigger(TaskBoundTrigger):
         await self.end_unless_wanted()
 
 
+@dataclass(eq=False, repr=False)
 class FreeCapacityTrigger(PlainTrigger):
     """Fire a `Vacancy` when the request would be granted at once, or no server can ever fit it.
 
     It allocates nothing.
     """
 
-    def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        poke_interval_s: float = 5.0,
-    ) -> None:
-        super().__init__(arguments=dict(arguments), gpu_conn_id=gpu_conn_id, poke_interval_s=poke_interval_s)
-        self.arguments = dict(arguments)
-        self.gpu_conn_id = gpu_conn_id
-        self.poke_interval_s = poke_interval_s
+    arguments: dict[str, Any]
+    poke_interval_s: float = 5.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         yield await self._fire(await self._vacancy())
 
     async def _vacancy(self) -> Event:
-        shared = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
         log = WaitLog()
         while True:
             try:
-                answer = await shared.explain(self.arguments)
+                answer = await self.shared.explain(self.arguments)
                 if answer["would_be_granted"]:
                     return Vacancy(server_name=answer["server_name"], reasons=log.reasons)
                 if answer["kind"] == RefusalKind.NEVER_FITS:
@@ -168,15 +149,12 @@ class FreeCapacityTrigger(PlainTrigger):
             await asyncio.sleep(self.poke_interval_s)
 
 
+@dataclass(eq=False, repr=False)
 class LeaseEndTrigger(TaskBoundTrigger):
     """Fire when the lease with this fencing token has ended, or its job is seen to be gone at its place."""
 
-    def __init__(
-        self, identity: Mapping[str, Any], fencing_token: int, gpu_conn_id: str = DEFAULT_CONNECTION
-    ) -> None:
-        super().__init__(identity, gpu_conn_id, fencing_token=fencing_token)
-        self.fencing_token = fencing_token
-        self._is_read = False
+    fencing_token: int
+    _is_read = False
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         ask_agents_through(self.shared.service)
@@ -204,16 +182,12 @@ class LeaseEndTrigger(TaskBoundTrigger):
             return True
 
 
+@dataclass(eq=False, repr=False)
 class AnswerTrigger(PlainTrigger):
     """Fire with the given event once the manager answers, after `pause_s` at the earliest."""
 
-    def __init__(
-        self, event: Mapping[str, Any], gpu_conn_id: str = DEFAULT_CONNECTION, pause_s: float = 0.0
-    ) -> None:
-        super().__init__(event=dict(event), gpu_conn_id=gpu_conn_id, pause_s=pause_s)
-        self.event = dict(event)
-        self.gpu_conn_id = gpu_conn_id
-        self.pause_s = pause_s
+    event: dict[str, Any]
+    pause_s: float = 0.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await asyncio.sleep(self.pause_s)
@@ -223,7 +197,7 @@ class AnswerTrigger(PlainTrigger):
 
     async def _is_answered(self) -> bool:
         try:
-            await SharedManager.of(self.gpu_conn_id).call(lambda manager: manager.preempting())
+            await self.shared.call(lambda manager: manager.preempting())
         except (errors.ResourceManagerError, AirflowException) as error:
             return not errors.is_outage(error)  # the task fails by any other error itself
         return True
