@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from resource_manager.airflow.task_trigger.waits import AnswerTrigger
 from resource_manager.errors import StoreRefusedError, is_outage
-
-Step = Callable[..., Any]
-"""Method of an operator that is resumed with the context and the event of a trigger."""
 
 
 @contextmanager
@@ -45,14 +41,3 @@ def outlasting_outages(
         kwargs=more,
         timeout=at_most,
     )
-
-
-def outlasts_outages(step: Step) -> Step:
-    """Make a whole step outlast outages, for as long as they last; see `outlasting_outages`."""
-
-    @functools.wraps(step)
-    def repeated(operator: Any, context: Any, event: dict[str, Any], **more: Any) -> Any:
-        with outlasting_outages(operator, step.__name__, event, **more):
-            return step(operator, context, event, **more)
-
-    return repeated

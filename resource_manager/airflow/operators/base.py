@@ -12,7 +12,7 @@ from resource_manager.airflow import task_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.late_start import late_start
 from resource_manager.airflow.links import ConsoleLink, console_url
-from resource_manager.airflow.outages import outlasts_outages
+from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.resuming import Resumes
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import GrantEvent, GrantState
@@ -111,11 +111,11 @@ class HoldsLease(Resumes):
         """Take the first step, which may return only after a wait."""
         return self.execute_request(context, {})
 
-    @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait: the repeated request returns the granted lease."""
-        self.fail_if_overdue(context, event)
-        return self.execute(context)
+        with outlasting_outages(self, "execute_granted", event):
+            self.fail_if_overdue(context, event)
+            return self.execute(context)
 
     def fail_if_overdue(self, context: Any, event: dict[str, Any]) -> None:
         """Log the wait; raise `AirflowException` if it exceeded `max_wait`, or somebody ended the request."""

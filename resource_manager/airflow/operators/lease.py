@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator, TaskGroup, XComArg
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
-from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
+from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_demand import end_entry
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import MIN_DEFERRAL_S
@@ -82,28 +82,28 @@ class GPUReleaseOperator(BaseOperator):
     def execute(self, context: Any) -> None:
         self.execute_release(context, {})
 
-    @outlasts_outages
     def execute_release(self, context: Any, event: dict[str, Any]) -> None:
         """End the lease, unless it has ended."""
-        if not self.lease:
-            self.log.info("nothing was allocated")
-            return
-        manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
-        entry = _entry_of(manager, self.lease)
-        if entry is None:
-            self.log.info("the lease had already ended")
-            return
-        identity = identity_of(context)
-        _require_dag(entry, identity)
-        states = self._states_between(context, entry, identity)
-        succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
-        is_over = succeeded or "has_waited" in event
-        if runs_again or (not is_over and may_be_in_use(manager, entry)):
-            why = "runs again" if runs_again else "may have been ended by a user"
-            self.log.info("a task of the lease %s; looking again in %g s", why, ENDING_S)
-            trigger = AnswerTrigger({"has_waited": True}, ENDING_S, gpu_conn_id=self.gpu_conn_id)
-            self.defer(trigger=trigger, method_name="execute_release")
-        end_entry(manager, entry, Outcome.SUCCESS if states and succeeded else None)
+        with outlasting_outages(self, "execute_release", event):
+            if not self.lease:
+                self.log.info("nothing was allocated")
+                return
+            manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
+            entry = _entry_of(manager, self.lease)
+            if entry is None:
+                self.log.info("the lease had already ended")
+                return
+            identity = identity_of(context)
+            _require_dag(entry, identity)
+            states = self._states_between(context, entry, identity)
+            succeeded, runs_again = states <= {"success"}, not states <= {*ENDED_TASK_STATES, UNKNOWN}
+            is_over = succeeded or "has_waited" in event
+            if runs_again or (not is_over and may_be_in_use(manager, entry)):
+                why = "runs again" if runs_again else "may have been ended by a user"
+                self.log.info("a task of the lease %s; looking again in %g s", why, ENDING_S)
+                trigger = AnswerTrigger({"has_waited": True}, ENDING_S, gpu_conn_id=self.gpu_conn_id)
+                self.defer(trigger=trigger, method_name="execute_release")
+            end_entry(manager, entry, Outcome.SUCCESS if states and succeeded else None)
 
     def _states_between(
         self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity
