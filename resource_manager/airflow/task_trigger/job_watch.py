@@ -14,7 +14,6 @@ from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.task_trigger.member_watch import MemberWatch
 from resource_manager.airflow.task_trigger.notes import TaskNotes
-from resource_manager.airflow.task_trigger.place_watch import PlaceWatch
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.use_meter import UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException
@@ -73,11 +72,7 @@ class JobWatch:
         self._idle = IdleWarning(lambda line: self._log.warning("%s", line))
         self._warned_of = ""
         self._deadline = DeadlineLog(self._log)
-        self._places = [PlaceWatch.of(job.place) for job in self.jobs]
-        self._watches = [
-            MemberWatch(job, self._log, place.threads, copies_log=job.rank == 0)
-            for place, job in zip(self._places, self.jobs, strict=True)
-        ]
+        self._watches = [MemberWatch(job, self._log, copies_log=job.rank == 0) for job in self.jobs]
 
     async def recall(self) -> None:
         """Resume the log where an earlier triggerer stopped; repeats at most `ttl_s` / 3 of output."""
@@ -90,8 +85,8 @@ class JobWatch:
         """Return the end of the jobs, or the lease once it is preempted; raises `LeaseNotFoundError`."""
         with ExitStack() as watching:
             watching.enter_context(self._shared.watching(self.jobs[0].task_id, self._changed))
-            for place, job in zip(self._places, self.jobs, strict=True):
-                watching.enter_context(place.watching(job.key, self._changed))
+            for watch in self._watches:
+                watching.enter_context(watch.place.watching(watch.job.key, self._changed))
             while True:
                 self._changed.clear()
                 await self._look_at_all()
@@ -110,10 +105,7 @@ class JobWatch:
 
     def _pause_s(self) -> float:
         """Return the time until the next look, unless something changes before."""
-        running = [
-            place for place, watch in zip(self._places, self._watches, strict=True) if not watch.has_ended
-        ]
-        if not all(place.is_standing for place in running) or any(watch.look for watch in self._watches):
+        if any(watch.look or not (watch.has_ended or watch.place.is_standing) for watch in self._watches):
             return base.POLL_S
         until_s = [LOOK_EVERY_S, self._renew_at - self._clock()]
         if self._plan.timeout_s is not None:

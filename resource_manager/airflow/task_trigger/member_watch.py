@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from resource_manager.airflow.task_trigger.place_watch import PlaceWatch
 from resource_manager.airflow.version_compat import in_thread
 from resource_manager.jobs.launchers import (
     JobState,
@@ -27,11 +27,12 @@ READ_S = 5.0
 class MemberWatch:
     """State of a member's job when it was last reached; with `copies_log` its output goes to the trigger's.
 
-    Its launcher is used by one thread at a time, of `threads`.
+    Its launcher is used by one thread at a time, of those of its place.
     """
 
-    def __init__(self, job: RunningJob, log: Any, threads: ThreadPoolExecutor, *, copies_log: bool) -> None:
+    def __init__(self, job: RunningJob, log: Any, *, copies_log: bool) -> None:
         self.job = job
+        self.place = PlaceWatch.of(job.place)
         self.status = JobStatus(JobState.RUNNING)
         self.silent_s = 0.0
         """For so long the server has not answered, as far as this process ran."""
@@ -41,7 +42,6 @@ class MemberWatch:
         self.look: asyncio.Task[None] | None = None
         self._unread_end: JobStatus | None = None
         self._log = log
-        self._threads = threads
         self._copies_log = copies_log
         self._launcher: Launcher | None = None
         self._pending: asyncio.Future[Any] | None = None
@@ -137,7 +137,7 @@ class MemberWatch:
         if self._pending is not None:
             await asyncio.wait([self._pending])
         if self._launcher is not None:
-            await in_thread(self._launcher.close, executor=self._threads)
+            await in_thread(self._launcher.close, executor=self.place.threads)
 
     async def _call(self, act: Callable[[Launcher], T]) -> T:
         def call() -> T:
@@ -145,5 +145,5 @@ class MemberWatch:
                 self._launcher = self.job.open()
             return act(self._launcher)
 
-        self._pending = asyncio.ensure_future(in_thread(call, executor=self._threads))
+        self._pending = asyncio.ensure_future(in_thread(call, executor=self.place.threads))
         return await asyncio.shield(self._pending)
