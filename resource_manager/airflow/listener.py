@@ -119,25 +119,18 @@ def _task_ended(task_instance: Any) -> None:
     identity, row_id = TaskIdentity.of(task_instance, ""), str(task_instance.id)
 
     def end(manager: LeaseService) -> None:
+        from airflow.models.taskinstance import TaskInstance  # with what workers do not load
+
         ended = replace(identity, instance=instance_id())
         entry = manager.status_of(ended.lease_id)
-        if _row_id(identity) not in (row_id, ""):  # it was cleared meanwhile: its new try has lease and job
-            return
+        stored_id = _stored(TaskInstance.id, _columns_of(identity))
+        if stored_id is not None and str(stored_id) != row_id:
+            return  # it was cleared meanwhile, by which it got another id: its new try has lease and job
         if entry is not None and reconcile.task_of(entry) == ended:
             _end(manager, entry, ended.by)
         drop_end(ended)  # no try will collect it
 
     _thread().submit(_safely, end, NOT_RELEASED, lambda: [_connection_of(identity)])
-
-
-def _row_id(identity: TaskIdentity) -> str:
-    """Return the id that Airflow's database has for a task instance, empty for a deleted one.
-
-    Each try has its own, as soon as the task is cleared.
-    """
-    from airflow.models.taskinstance import TaskInstance  # with what workers do not load
-
-    return str(_stored(TaskInstance.id, _columns_of(identity)) or "")
 
 
 def _connection_of(identity: TaskIdentity) -> str:

@@ -256,7 +256,8 @@ def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
 ) -> None:
     key = start_job(manager.submit(TASK.lease_id, 2, 1, labels=labels(dag_id="other")))
     connect(manager)
-    monkeypatch.setattr(listener, "_row_id", lambda identity: RUNNING.id)  # there is no database of Airflow
+    row = {"id": RUNNING.id, "rendered_fields": None}  # there is no database of Airflow
+    monkeypatch.setattr(listener, "_stored", lambda column, of: row[column.key])
     listener.on_task_instance_failed(None, RUNNING, "ended by a user")
     listener._thread().submit(lambda: None).result(30)
     assert runs(key)
