@@ -81,7 +81,7 @@ class JobWatch:
         self._noted_offset = first.offset or -1
         await self._note()
 
-    async def until_over(self) -> tuple[TaskEnd | None, Allocation | None]:
+    async def until_over(self) -> TaskEnd | Allocation:
         """Return the end of the jobs, or the lease once it is preempted; raises `LeaseNotFoundError`."""
         with ExitStack() as watching:
             watching.enter_context(self._shared.watching(self.jobs[0].task_id, self._changed))
@@ -96,9 +96,9 @@ class JobWatch:
                     end = self._over_time()
                 if end is not None:
                     known = {"fencing_token": self.jobs[0].fencing_token, "gpu_usage": self._use.summary()}
-                    return end.model_copy(update=known), None
+                    return end.model_copy(update=known)
                 if (taken := self._taken()) is not None:
-                    return None, taken
+                    return taken
                 await self._measure_if_due()
                 await self._warn_of_maintenance()
                 await self._shared.until_set(self._changed, self._pause_s())

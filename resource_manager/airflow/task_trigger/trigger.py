@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from airflow.triggers.base import TriggerEvent
@@ -46,8 +47,8 @@ BY_SIGNAL = (None, 137, 143)
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
-Step = Callable[[], Awaitable["Step | None"]]
-"""Method of a `TaskTrigger` for one state of its task; returns that of the next, None at the end."""
+Step = Callable[[], Awaitable["Step | TaskEnd"]]
+"""Method of a `TaskTrigger` for one state of its task; returns that of the next, or the task's end."""
 
 
 @dataclass(eq=False, repr=False)
@@ -67,7 +68,6 @@ class TaskTrigger(TaskBoundTrigger):
         with base.failing_alone(f"plan of {self.identity.lease_id}"):
             self._plan = TaskPlan.from_dict(self.plan)
         self._notes = TaskNotes(self.identity, self.log)
-        self._end = TaskEnd(state=EndState.FAILED)
         self._lease = TaskLease(self, self._plan)
         self._watch: JobWatch | None = None
         self._waited: dict[str, Any] = {}
@@ -75,15 +75,15 @@ class TaskTrigger(TaskBoundTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         ask_agents_through(self.shared.service)
         await self._notes.recall()
-        step: Step | None = self._wait
+        step: Step | TaskEnd = self._wait
         try:
-            while step is not None:
+            while not isinstance(step, TaskEnd):
                 step = await step()
         except AirflowFailException as error:
-            self._end = TaskEnd(state=EndState.NEVER_FITS, detail=str(error))
+            step = TaskEnd(state=EndState.NEVER_FITS, detail=str(error))
         except (ResourceManagerError, AirflowException) as error:
-            self._end = TaskEnd(state=EndState.FAILED, detail=str(error))
-        yield await self._fire(self._end.model_copy(update=self._waited))
+            step = TaskEnd(state=EndState.FAILED, detail=str(error))
+        yield await self._fire(step.model_copy(update=self._waited))
 
     async def cleanup(self) -> None:
         await self.await_launcher()
@@ -96,24 +96,25 @@ class TaskTrigger(TaskBoundTrigger):
 
     # ---- steps ----
 
-    async def _wait(self) -> Step | None:
+    async def _wait(self) -> Step | TaskEnd:
         """Wait for the grant; the lease, its job, or the task's end may be there already."""
-        if await self._is_known_end():
-            return self._finish
+        if (end := await self._known_end()) is not None:
+            return partial(self._finish, end)
         wait = GrantWait(self, self._plan.max_wait_s)
         # What was read for all may be of an earlier wait, but for the first.
-        status: Submission | None = None if self._waited else await self._lease.pending(self._notes.attempt)
+        status: Submission | TaskEnd | None = None
+        if not self._waited:
+            status = await self._lease.pending(self._notes.attempt)
         status = status or await self._request()
-        while status is not None and status["state"] == "WAITING":
+        while not isinstance(status, TaskEnd) and status["state"] == "WAITING":
             wait.before_s = await self._before_s(status)
             state = await wait.until_over()
             self._waited = wait.in_short()
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
-                self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
-                return None
+                return TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
             status = await self._request()
-        if status is None:
-            return self._finish
+        if isinstance(status, TaskEnd):
+            return partial(self._finish, status)
         self._lease.allocation = status
         if not self._waited and restarts_of(status["labels"]) == self._notes.restarts:
             wait.before_s = self._notes.before_s
@@ -122,7 +123,7 @@ class TaskTrigger(TaskBoundTrigger):
             self._lease.allocation = await self._lease.renew()
         return self._start if self._lease.allocation["preempted_by"] is None else self._save_and_stop
 
-    async def _start(self) -> Step | None:
+    async def _start(self) -> Step | TaskEnd:
         """Store where the job will be, and start it unless it runs."""
         lease = self._lease
         gang, started_at = GangJob.of(lease.allocation), self._notes.started_at(lease.token)
@@ -170,19 +171,17 @@ class TaskTrigger(TaskBoundTrigger):
         await self._watch_jobs(gang, started_at)
         return self._run
 
-    async def _run(self) -> Step | None:
+    async def _run(self) -> Step | TaskEnd:
         """Watch the job until it has ended, or has to."""
         watch = self._watch
         assert watch is not None
         try:
-            end, taken = await watch.until_over()
+            end = await watch.until_over()
         except LeaseNotFoundError:
             return await self._lost()
-        if taken is not None:
-            self._lease.allocation = taken
+        if not isinstance(end, TaskEnd):
+            self._lease.allocation = end
             return self._save_and_stop
-        assert end is not None
-        self._end = end
         if not end.has_succeeded and end.state is not EndState.JOB_UNREACHABLE:
             entry = await self._lease.newest()
             if entry is not None and not self._lease.is_still(entry):
@@ -191,11 +190,10 @@ class TaskTrigger(TaskBoundTrigger):
                 self._lease.allocation = entry
                 return self._save_and_stop
         if end.state is EndState.JOB_UNREACHABLE and end.rank is None:
-            self._end = end.model_copy(update={"detail": f"{end.detail}; {GPUS_STAY_ALLOCATED}"})
-            return None
-        return self._finish
+            return end.model_copy(update={"detail": f"{end.detail}; {GPUS_STAY_ALLOCATED}"})
+        return partial(self._finish, end)
 
-    async def _save_and_stop(self) -> Step | None:
+    async def _save_and_stop(self) -> Step | TaskEnd:
         """End the job of a lease that is being preempted; its request waits again, or a limit ends the task.
 
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
@@ -220,18 +218,17 @@ class TaskTrigger(TaskBoundTrigger):
                 last_line = await self._copy_rest(gang)
                 if done.has_succeeded or done.has_failed:
                     codes = [status.exit_code for status in done.statuses.values()]
-                    self._end = TaskEnd(
+                    end = TaskEnd(
                         state=EndState.JOB_ENDED,
                         fencing_token=lease["fencing_token"],
                         exit_code=next((code for code in codes if code != 0), 0),
                         last_line=last_line,
                     )
-                    return self._finish
+                    return partial(self._finish, end)
             await self._lease.queue_again(gang)
             if not waits_again(lease):
                 state = EndState.TIMED_OUT if is_time_over(lease) else EndState.IDLE
-                self._end = TaskEnd(state=state, detail=f"the job was ended, {lease['reason']}")
-                return None
+                return TaskEnd(state=state, detail=f"the job was ended, {lease['reason']}")
         except LauncherError as error:
             self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
             await asyncio.sleep(UNREACHABLE_PAUSE_S)
@@ -239,51 +236,49 @@ class TaskTrigger(TaskBoundTrigger):
             self.log.info("another process has ended the job and queued the request again")
         return self._wait
 
-    async def _finish(self) -> None:
+    async def _finish(self, end: TaskEnd) -> TaskEnd:
         """Keep the end, remove what is left of the job, and release the GPUs."""
         try:
-            self._end = await in_thread(keep_end, self.identity, self._end)
+            end = await in_thread(keep_end, self.identity, end)
         except StoreUnavailableError as error:  # the GPUs do not wait for it
             self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
-        if self._end.state is EndState.JOB_ENDED and self._end.exit_code in BY_SIGNAL:
+        if end.state is EndState.JOB_ENDED and end.exit_code in BY_SIGNAL:
             await self._lease.wait_for_stopper()
         entry = await self._lease.newest()
         was_gone = entry is None
         if entry is not None and entry["state"] != "WAITING":
             self._lease.allocation = entry
-            if self._lease.token == self._end.fencing_token:
-                outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
-                is_lost = self._end.state is EndState.JOB_UNREACHABLE  # it was waited for already
+            if self._lease.token == end.fencing_token:
+                outcome = Outcome.SUCCESS if end.has_succeeded else Outcome.FAILED
+                is_lost = end.state is EndState.JOB_UNREACHABLE  # it was waited for already
                 patience_s = 0.0 if is_lost else self._plan.unreachable_s
-                why = await self._lease.release(outcome, patience_s, reason=self._end.reason)
-                if why and self._end.has_succeeded:  # it would be done a second time
+                why = await self._lease.release(outcome, patience_s, reason=end.reason)
+                if why and end.has_succeeded:  # it would be done a second time
                     self.log.warning("the job has succeeded; %s", why)
                 elif why:
-                    self._end = TaskEnd(state=EndState.FAILED, detail=why)
+                    end = TaskEnd(state=EndState.FAILED, detail=why)
                 was_gone = self._lease.was_gone
         if was_gone:  # as after a user ended the task: the listener may have dropped an end before this one
             await in_thread(drop_unwanted, self.identity)
-        if was_gone and self._end.state is EndState.JOB_ENDED and not self._end.has_succeeded:
+        if was_gone and end.state is EndState.JOB_ENDED and not end.has_succeeded:
             who = await self._lease.ended_by()
-            if not who.endswith(f": {self._end.reason}"):  # else another trigger of this task did
-                self._end = self._end.model_copy(update={"detail": who})
+            if not who.endswith(f": {end.reason}"):  # else another trigger of this task did
+                end = end.model_copy(update={"detail": who})
+        return end
 
     # ---- what the steps are made of ----
 
-    async def _request(self) -> Submission | None:
-        """Return the task's lease or pending request; None if another trigger has ended it meanwhile."""
+    async def _request(self) -> Submission | TaskEnd:
+        """Return the task's lease or pending request, or its end if another trigger has ended it."""
         status = await self._lease.newest()
-        if status is None and await self._is_known_end():  # it was kept before the lease was released
-            return None
+        if status is None and (end := await self._known_end()) is not None:  # kept before the release
+            return end
         return await self._lease.request(status, self._notes.attempt)
 
-    async def _is_known_end(self) -> bool:
-        """Return whether a trigger of this task has kept its end, which then is this one's."""
+    async def _known_end(self) -> TaskEnd | None:
+        """Return the end that a trigger of this task has kept, which then is this one's."""
         end = await self.outlast(lambda: in_thread(kept_end, self.identity))
-        if end is None or end.fencing_token <= self.after_token:
-            return False
-        self._end = end
-        return True
+        return None if end is None or end.fencing_token <= self.after_token else end
 
     async def _before_s(self, status: QueueEntry) -> float:
         """Return the time from the request's arrival to this wait: that of jobs that were preempted."""
@@ -326,7 +321,7 @@ class TaskTrigger(TaskBoundTrigger):
                 "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s", name
             )
 
-    async def _not_started(self, error: LauncherError, failed_nodes: Sequence[str] = ()) -> Step | None:
+    async def _not_started(self, error: LauncherError, failed_nodes: Sequence[str] = ()) -> Step | TaskEnd:
         """End the try; a gang that can be stopped and released starts again after a pause instead.
 
         The next lease avoids the servers on which the job is known not to have started. What a server out of
@@ -335,20 +330,17 @@ class TaskTrigger(TaskBoundTrigger):
         lease = self._lease.allocation
         starts_again = is_gang(lease)
         if lease["job_places"] and not starts_again and isinstance(error, LauncherUnreachableError):
-            self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
-            return None
+            return TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
         nodes = failed_nodes or ([error.server] if error.server else [])
         why: dict[str, Any] = {"reason": as_reason(error), "failed_nodes": nodes}
         if kept := await self._lease.release(Outcome.FAILED, **why):
-            self._end = TaskEnd(state=EndState.FAILED, detail=kept)
-            return None
+            return TaskEnd(state=EndState.FAILED, detail=kept)
         attempt, attempts = self._notes.attempt, self._plan.start_attempts
         if not starts_again or attempt >= attempts:
             detail = str(error)
             if starts_again:
                 detail = f"the gang did not start in {attempt} attempts (start_attempts): {error}"
-            self._end = TaskEnd(state=EndState.NOT_STARTED, detail=detail)
-            return None
+            return TaskEnd(state=EndState.NOT_STARTED, detail=detail)
         pause_s = START_PAUSE_S * 2 ** (attempt - 1)
         self.log.warning(
             "start %s of %s failed, queueing again in %g s: %s", attempt, attempts, pause_s, error
@@ -374,10 +366,10 @@ class TaskTrigger(TaskBoundTrigger):
             watch = await self._watch_jobs(gang)
         return await watch.copy_rest()
 
-    async def _lost(self) -> Step | None:
+    async def _lost(self) -> Step | TaskEnd:
         """Find out why the lease is gone; its GPUs may be another task's, so its job is stopped first."""
-        if await self._is_known_end():  # another trigger of this task released it
-            return self._finish
+        if (end := await self._known_end()) is not None:  # another trigger of this task released it
+            return partial(self._finish, end)
         self.log.error("%s; stopping the job", LEASE_GONE)
         gang = GangJob.of(self._lease.allocation)
         stopped = None if gang is None else await self._lease.launch(gang.stop)
@@ -392,5 +384,4 @@ class TaskTrigger(TaskBoundTrigger):
             if entry["revoked"]:
                 await self._lease.release(Outcome.CANCELLED)
         who = await self._lease.ended_by() if entry is None else ""
-        self._end = TaskEnd(state=EndState.LEASE_LOST, detail=who)
-        return None
+        return TaskEnd(state=EndState.LEASE_LOST, detail=who)
