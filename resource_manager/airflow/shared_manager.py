@@ -141,8 +141,7 @@ class SharedManager(OnePerLoop):
         self._watching[lease_id].add(changed)
         if self._following is None or self._following.done():
             # Not in the name of whoever came first.
-            loop = asyncio.get_running_loop()
-            self._following = loop.create_task(self._follow(), context=Context())
+            self._following = asyncio.create_task(self._follow(), context=Context())
         try:
             yield
         finally:
@@ -200,8 +199,7 @@ class SharedManager(OnePerLoop):
         is_new = lease_id in self._pending and lease_id not in self._queue
         reading = self._reading_queue
         if reading is None and (age_s >= REASONS_EVERY_S or (is_new and age_s >= NEW_REASON_S)):
-            loop = asyncio.get_running_loop()
-            reading = self._reading_queue = loop.create_task(self._take_queue(), context=Context())
+            reading = self._reading_queue = asyncio.create_task(self._take_queue(), context=Context())
         if reading is not None:
             await _first_of(reading, changed)
             if not reading.done():
@@ -265,21 +263,18 @@ class SharedManager(OnePerLoop):
     def _take(self, changes: LeaseChanges, after: int, prefix: str) -> None:
         """Take over the answer to a question; that to another one may have been quicker and known more."""
         had_problem, self._problem = self._problem is not None, None
+        leases = {each["task_id"]: each for each in changes["leases"]}
         if prefix == self._prefix and (after == self._version or changes["version"] >= self._version):
             if changes["is_whole"]:
                 self._leases, self._pending = {}, set()
             self._version = changes["version"]
             for lease_id in (*changes["ended"], *changes["pending"]):
                 self._leases.pop(lease_id, None)
-            self._pending.difference_update(changes["ended"], (each["task_id"] for each in changes["leases"]))
+            self._pending.difference_update(changes["ended"], leases)
             self._pending.update(changes["pending"])
-            self._leases.update((each["task_id"], each) for each in changes["leases"])
-        if changes["is_whole"] or had_problem:
-            self._tell(self._watching)
-        else:
-            self._tell(
-                [*changes["ended"], *changes["pending"], *(each["task_id"] for each in changes["leases"])]
-            )
+            self._leases.update(leases)
+        is_for_all = changes["is_whole"] or had_problem
+        self._tell(self._watching if is_for_all else [*changes["ended"], *changes["pending"], *leases])
 
     def _tell(self, lease_ids: Iterable[str]) -> None:
         for lease_id in lease_ids:
@@ -288,24 +283,15 @@ class SharedManager(OnePerLoop):
 
     # ---- renewals ----
 
-    async def renew(
-        self, lease_id: str, *, fencing_token: int, checkpoint_at: float | None, ttl_s: float, by: str
-    ) -> None:
-        """Renew the lease, together with others that are due; raises `LeaseNotFoundError`."""
+    async def renew(self, renewal: Renewal, ttl_s: float) -> None:
+        """Renew a lease of that life, with others that are due; raises `LeaseNotFoundError`."""
         renewed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        asked: Renewal = {
-            "task_id": lease_id,
-            "fencing_token": fencing_token,
-            "checkpoint_at": checkpoint_at,
-            "by": by,
-        }
-        self._renewals.append((asked, renewed))
+        self._renewals.append((renewal, renewed))
         if self._renewing is None or self._renewing.done():
             pause_s = min(RENEW_TOGETHER_S, ttl_s / 10)
-            loop = asyncio.get_running_loop()
-            self._renewing = loop.create_task(self._renew_all(pause_s), context=Context())
+            self._renewing = asyncio.create_task(self._renew_all(pause_s), context=Context())
         if not await renewed:
-            raise LeaseNotFoundError(lease_id, fencing_token)
+            raise LeaseNotFoundError(renewal["task_id"], renewal["fencing_token"])
 
     async def _renew_all(self, pause_s: float) -> None:
         while self._renewals:
@@ -355,10 +341,7 @@ class SharedManager(OnePerLoop):
 
 async def _first_of(reading: asyncio.Task[None], changed: asyncio.Event | None) -> None:
     """Wait until the reading is over or the event, if there is one, is set."""
-    if changed is None:
-        await asyncio.wait({reading})
-        return
-    setting = asyncio.create_task(changed.wait())
+    setting = asyncio.create_task((changed or asyncio.Event()).wait())
     try:
         await asyncio.wait({reading, setting}, return_when=asyncio.FIRST_COMPLETED)
     finally:

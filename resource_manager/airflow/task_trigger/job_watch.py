@@ -23,7 +23,7 @@ from resource_manager.jobs.gang_job import DoneWhen
 from resource_manager.jobs.job_preemption import is_taken
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, Renewal
 from resource_manager.manager.use_results import IdleWarning
 
 LOOK_EVERY_S = 10.0
@@ -69,7 +69,7 @@ class JobWatch:
         self._renewal: asyncio.Task[None] | None = None
         self._noted_offset = 0
         self._use = UseMeter()
-        self._idle = IdleWarning(lambda line: self._log.warning("%s", line))
+        self._idle = IdleWarning(self._log.warning)
         self._warned_of = ""
         self._deadline = DeadlineLog(self._log)
         self._watches = [MemberWatch(job, self._log, copies_log=job.rank == 0) for job in self.jobs]
@@ -135,14 +135,13 @@ class JobWatch:
         saved = [watch.status.checkpoint_at for watch in self._watches]
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None
-        renewing = self._shared.renew(
-            job.task_id,
-            fencing_token=job.fencing_token,
-            checkpoint_at=saved_at,
-            ttl_s=self._plan.ttl_s,
-            by=self._trigger.identity.by,
-        )
-        self._renewal = asyncio.create_task(renewing)
+        due: Renewal = {
+            "task_id": job.task_id,
+            "fencing_token": job.fencing_token,
+            "checkpoint_at": saved_at,
+            "by": self._trigger.identity.by,
+        }
+        self._renewal = asyncio.create_task(self._shared.renew(due, self._plan.ttl_s))
         self._renewal.add_done_callback(lambda _: self._changed.set())
 
     async def close(self) -> None:
