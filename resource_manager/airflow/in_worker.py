@@ -55,12 +55,7 @@ TRY_LABEL = "try"
 
 
 class RunsInWorker(HoldsLease):
-    """Steps of an operator that waits for its GPUs in the triggerer and then works in a worker.
-
-    The lease lives `ttl` beyond its last renewal. A process that cannot renew ends itself before then, so
-    an expired lease has no process left, wherever the worker ran. A retry that finds the lease of an
-    earlier try waits until that lease has ended.
-    """
+    """Steps of an operator that waits for its GPUs in the triggerer and then works in a worker."""
 
     preemptible_by_default = False  # what works in a worker cannot go on where it stopped
     default_ttl = timedelta(minutes=1)

@@ -51,7 +51,7 @@ except ImportError:
 
 R = TypeVar("R")
 
-__all__ = [
+__all__ = [  # of Airflow's
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
@@ -62,13 +62,6 @@ __all__ = [
     "BaseHook",
     "DownstreamTasksSkipped",
     "TaskDeferred",
-    "get_xcom",
-    "in_thread",
-    "is_first_try_since_cleared",
-    "of_same_loop",
-    "set_xcom",
-    "task_that_may_ask",
-    "user_of",
 ]
 
 

@@ -86,7 +86,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     async def _keep(self) -> str:
         """Renew the lease until it cannot be or is taken, or a GPU of it fails; return why."""
         lease_id, token, clock = self.identity.lease_id, self.fencing_token, asyncio.get_running_loop().time
-        renewed_at, warning = clock(), IdleWarning(lambda line: self.log.warning("%s", line))
+        renewed_at, warning = clock(), IdleWarning(self.log.warning)
         while True:
             asked_at = clock()
             held_until = renewed_at + HELD_FOR * self.ttl_s if self._can_end else None

@@ -37,8 +37,6 @@ from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.recorded_changes import LEASE_GONE
 
-DICTIONARIES = ("env", "container", "slurm")
-
 RESERVED = {"__classname__", "__id__", "__type"}
 """Names of a dictionary that Airflow takes for an object of its own, or refuses."""
 
@@ -299,7 +297,7 @@ def _check_job(operator: str, given: Mapping[str, Any]) -> None:
     Those that are not there are given when a task is mapped. `operator` begins the error.
     """
     check_duration(operator, "unreachable_timeout", given.get("unreachable_timeout", timedelta()), none=False)
-    for name in DICTIONARIES:
+    for name in ("env", "container", "slurm"):
         value = given.get(name)
         if value and is_literal(value) and not isinstance(value, Mapping):
             raise TypeError(

@@ -42,11 +42,10 @@ class SlurmBoard(OnePerLoop):
 
         Raises `LauncherError`.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Seen] = loop.create_future()
+        future: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
         self._wanted[key] = (offset, future)
         if self._polling is None or self._polling.done():
-            self._polling = loop.create_task(self._poll(), context=Context())  # in nobody's log
+            self._polling = asyncio.create_task(self._poll(), context=Context())  # in nobody's log
         return await future
 
     async def _poll(self) -> None:
@@ -57,9 +56,8 @@ class SlurmBoard(OnePerLoop):
                 wanted, self._wanted = self._wanted, {}
                 offsets = {key: offset for key, (offset, _) in wanted.items()}
                 publishes = time.monotonic() - self._published_at >= PUBLISH_EVERY_S
-                since = None
+                since = time.time() - KEPT_S if publishes else None
                 if publishes:
-                    since = time.time() - KEPT_S
                     # Before the look: the next one must not ask for a list that takes too long again.
                     self._published_at = time.monotonic()
                 found: Look | ResourceManagerError

@@ -17,7 +17,7 @@ from resource_manager.airflow.version_compat import (
     AirflowFailException,
     is_first_try_since_cleared,
 )
-from resource_manager.core.models import MILLI_PER_GPU, JobPlace
+from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
@@ -25,7 +25,6 @@ from resource_manager.jobs.launchers.base import BatchRequest
 from resource_manager.jobs.launchers.slurm import Seen, SlurmLauncher, arguments_of
 from resource_manager.jobs.slurm_records import publish
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.demand import Demand
 
 NAME = "slurm"
 
@@ -143,10 +142,9 @@ def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> Batch
     for name, value in unused.items():
         if value is not None:
             raise AirflowFailException(f"{name} has no meaning on Slurm: leave it out, or use slurm={{...}}")
-    demand: Demand = demand_of(operator, given, context, identity.lease_id)
+    demand = demand_of(operator, given, context, identity.lease_id)
     if len(demand.gpu_types) > 1:
         raise AirflowFailException("gpu_types: Slurm takes one type; use slurm={'constraint': 'a100|h100'}")
-    assert demand.gpu_milli == MILLI_PER_GPU  # it is among the unused
     further = dict(demand.resources)
     memory_mib = int(further.pop("memory_mib", 0))
     if further:
