@@ -251,7 +251,7 @@ class Attended:
                 self._signals.wait(LOOK_EVERY_S)
                 self._signals.check()
         except Interrupted as interrupted:
-            return Ending(interrupted.exit_code, Outcome.CANCELLED)
+            return Ending(interrupted.code, Outcome.CANCELLED)
         return ending_by_itself(code, self._lease, self._preemption)
 
     def _mind_time(self) -> Ending | None:

@@ -29,7 +29,7 @@ from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.session import Session, say
-from resource_manager.cli.signals import Interrupted, interruptible
+from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted, wait_for_grant
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, is_outage
@@ -96,7 +96,7 @@ def run(
         from resource_manager.cli.syncing import check_folder
 
         check_folder(folder)  # before it waits for GPUs
-    raise SystemExit(_run(target, command, time_s, options, folder, by_agent=True))
+    _run(target, command, time_s, options, folder, by_agent=True)
 
 
 @main.command(cls=ByHandCommand)
@@ -105,7 +105,7 @@ def run(
 @exit_codes
 def shell(target: Target, /, time_s: float | None, **options: Any) -> NoReturn:
     """Open a shell on a server with GPUs of its own; they are freed when it ends."""
-    raise SystemExit(_run(target, LOGIN_SHELL, time_s, options))
+    _run(target, LOGIN_SHELL, time_s, options)
 
 
 @main.command(cls=ByHandCommand)
@@ -144,15 +144,12 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
     """
     from resource_manager.cli.attended import Attended  # loads pydantic
 
-    try:
-        with Session(target) as session:
-            lease = session.ask(lambda manager: entry_of(manager, name))
-            refuse_waiting(lease)
-            session.ask(lambda manager: manager.require_owner(lease))
-            job = _job(lease, command or LOGIN_SHELL, key=f"attach-{secrets.token_hex(4)}")
-            raise SystemExit(Attended(session, lease, job, None, owns=False).run())
-    except Interrupted as interrupted:
-        raise SystemExit(interrupted.exit_code) from None
+    with Session(target) as session:
+        lease = session.ask(lambda manager: entry_of(manager, name))
+        refuse_waiting(lease)
+        session.ask(lambda manager: manager.require_owner(lease))
+        job = _job(lease, command or LOGIN_SHELL, key=f"attach-{secrets.token_hex(4)}")
+        raise SystemExit(Attended(session, lease, job, None, owns=False).run())
 
 
 @main.command()
@@ -292,7 +289,7 @@ def _run(
     folder: Path | None = None,
     *,
     by_agent: bool = False,
-) -> int:
+) -> NoReturn:
     target.require_lasting_store()
     from resource_manager.cli.attended import TTL_S, Attended  # loads pydantic
 
@@ -301,14 +298,11 @@ def _run(
     if time_s is not None:
         given["expected_runtime"] = time_s
     demand = demand_of(_lease_id(), given)
-    try:
-        with Session(target) as session:
-            lease = wait_for_grant(session, demand)
-            say(f"{tables.lease_line(lease)}" + (f", for {duration(time_s)}" if time_s else ""))
-            job = _job(lease, command)
-            return Attended(session, lease, job, time_s, folder=folder, by_agent=by_agent).run()
-    except Interrupted as interrupted:
-        return interrupted.exit_code
+    with Session(target) as session:
+        lease = wait_for_grant(session, demand)
+        say(tables.lease_line(lease) + (f", for {duration(time_s)}" if time_s else ""))
+        job = _job(lease, command)
+        raise SystemExit(Attended(session, lease, job, time_s, folder=folder, by_agent=by_agent).run())
 
 
 def _lease_id() -> str:

@@ -29,12 +29,10 @@ STOPS_S = 0.1
 """Time in which the others of a process group have stopped after Ctrl-Z, those that tidy up first, too."""
 
 
-class Interrupted(Exception):
-    """A signal came, or what was waited for must end; `exit_code` is what the program ends with."""
+class Interrupted(SystemExit):
+    """A signal came, or what was waited for must end; the program ends with its code."""
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    code: int
 
 
 class Signals:
@@ -149,7 +147,7 @@ def interruptible(work: Callable[[], T], exit_code: int | None = None) -> T:
         try:
             return signals.result(Calls(signals).begin(work))
         except Interrupted as interrupted:
-            leave(interrupted.exit_code if exit_code is None else exit_code)
+            leave(interrupted.code if exit_code is None else exit_code)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from resource_manager.cli.base import REFUSED, Failure
 from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.session import Session, say
-from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.core.names import display_name
 from resource_manager.errors import DuplicateTaskError, ResourceManagerError, StateLostError, is_outage
@@ -62,11 +61,8 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
 
 def hold_once_granted(target: Target, demand: Any, tell: Callable[[Any], object]) -> None:
     """Wait for the grant, and tell of a lease that then stays; a signal while it is told comes too late."""
-    try:
-        with Session(target) as session:
-            tell(wait_for_grant(session, demand))
-    except Interrupted as interrupted:
-        raise SystemExit(interrupted.exit_code) from None
+    with Session(target) as session:
+        tell(wait_for_grant(session, demand))
 
 
 def _wait_of(entry: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def test_a_signal_ends_the_wait_for_a_call_and_not_the_call(signals: Signals) ->
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Interrupted) as interrupted:
         signals.result(slow)
-    assert interrupted.value.exit_code == 143
+    assert interrupted.value.code == 143
     assert calls.is_busy
     done.set_result(7)
     assert signals.is_settled(slow, 30.0)
@@ -88,7 +88,7 @@ def test_the_first_signal_counts_and_later_ones_do_nothing(signals: Signals) -> 
         signal.raise_signal(number)
     with pytest.raises(Interrupted) as interrupted:
         signals.pause(30.0)
-    assert interrupted.value.exit_code == 129
+    assert interrupted.value.code == 129
 
 
 def test_a_call_is_made_after_those_before_it_and_its_error_is_the_waiter_s(signals: Signals) -> None:
