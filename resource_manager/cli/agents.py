@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
 from resource_manager import __version__
 from resource_manager.cli.agent_command import agent
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.discovering import MAX_CONNECTIONS, login_options, server_names
 from resource_manager.cli.lazy_tables import tables
-from resource_manager.cli.program import json_option, wide_option
+from resource_manager.cli.program import json_option, on_target, wide_option
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import token_store, tokens_file_option
@@ -60,11 +61,9 @@ PROGRAM = (
 )
 @login_options
 @tokens_file_option
-@json_option
-@click.pass_context
-@exit_codes
+@on_target
 def install_agents(
-    context: click.Context,
+    target: Target,
     hosts: tuple[str, ...],
     is_all: bool,
     services: tuple[str, ...],
@@ -81,7 +80,6 @@ def install_agents(
     """
     from resource_manager.agent.sending import ReportSender
 
-    target: Target = context.obj
     target.require_store("agent install reads the cluster of the store")
     store = token_store(target, tokens_file)
     ReportSender(" ".join(services))  # which refuses what is no address
@@ -108,7 +106,7 @@ def install_agents(
         count, again = f"{len(failed)} of {counted(len(problems), 'server')}", " ".join(failed)
         click.echo(f"{count} without a report; once mended, agent install {again}", err=True)
     if failed:
-        context.exit(UNREACHABLE)
+        raise Exit(UNREACHABLE)
 
 
 def _places(manager: GPUResourceManager, hosts: Sequence[str], *, is_all: bool) -> dict[str, str]:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, confirm, print_json
 from resource_manager.cli.lazy_tables import cluster_tables, tables
-from resource_manager.cli.program import F, json_option, main, on_target, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import json_option, main, on_target, wide_option
+from resource_manager.cli.target import F, Target, exit_codes
 from resource_manager.errors import InvalidRequestError
 
 if TYPE_CHECKING:  # loads pydantic
@@ -54,7 +55,7 @@ def diff(target: Target, /, files: tuple[Path, ...], as_json: bool, **consent: A
     found = _diff(target, _read(target, files), _options(**consent))
     print_json(found) if as_json else _show(found)
     if found["changed"]:
-        raise SystemExit(REFUSED)
+        raise Exit(REFUSED)
 
 
 @main.command()

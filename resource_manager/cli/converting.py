@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.exceptions import Exit
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, harmless, one_line, print_json
 from resource_manager.cli.program import json_option, main
@@ -96,7 +97,7 @@ def convert_dags(folder: Path, pools: tuple[tuple[str, int], ...], write: bool, 
         how = "converted" if write else "would be converted (--write does it)"
         click.echo(f"{counted(converted, 'task')} {how}, {left} not", err=True)
     if left or not converted:
-        raise click.exceptions.Exit(REFUSED)
+        raise Exit(REFUSED)
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

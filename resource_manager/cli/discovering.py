@@ -6,16 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
+from click.exceptions import Exit
 
 from resource_manager.cli.base import BAD_INPUT, FILE, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.program import F, json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.signals import interruptible
-from resource_manager.cli.target import exit_codes
+from resource_manager.cli.target import F, exit_codes
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.plurals import counted
 
@@ -51,10 +53,8 @@ def login_options(command: F) -> F:
 )
 @health_option
 @json_option
-@click.pass_context
 @exit_codes
 def discover(
-    context: click.Context,
     hosts: tuple[str, ...],
     user: str | None,
     key: str | None,
@@ -95,7 +95,7 @@ def discover(
     elif found and not as_json:
         click.echo(inventory_toml(found), nl=False)
     if len(found) < len(answers):
-        context.exit(UNREACHABLE)
+        raise Exit(UNREACHABLE)
 
 
 def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
@@ -104,10 +104,7 @@ def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
 
     shown = report.model_dump()
     for gpu, of_gpu in zip(shown["gpus"], report.gpus, strict=True):
-        gpu["health"] = [
-            {"condition": each.condition, "action": each.action, "text": each.text, "todo": each.todo}
-            for each in findings(of_gpu, table)
-        ]
+        gpu["health"] = [asdict(finding) for finding in findings(of_gpu, table)]
     return shown
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
+from click.exceptions import Exit
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, print_json
@@ -266,7 +267,7 @@ def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **op
     answer = manager.explain(demand_of(probe_id(), options)) if name is None else manager.explain_named(name)
     print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
-        raise SystemExit(REFUSED)
+        raise Exit(REFUSED)
 
 
 def _given(options: Mapping[str, Any]) -> list[str]:

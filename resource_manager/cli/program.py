@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -13,9 +13,8 @@ from click.shell_completion import get_completion_class
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import OneLineErrors
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import F, Target, exit_codes
 
-F = TypeVar("F", bound=Callable[..., Any])
 PROGRAM = "gpu-manager"
 
 _SILENCE = logging.NullHandler()

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from click.exceptions import Exit
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.discovering import ask, ask_here, login_options, of_each
-from resource_manager.cli.program import json_option, main, on_target
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target
+from resource_manager.cli.target import Target
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.plurals import counted
 
@@ -29,18 +30,8 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("server", required=False, shell_complete=completing.servers)
 @login_options
-@json_option
-@click.pass_obj
-@click.pass_context
-@exit_codes
-def verify(
-    context: click.Context,
-    target: Target,
-    server: str | None,
-    user: str | None,
-    key: str | None,
-    as_json: bool,
-) -> None:
+@on_target
+def verify(target: Target, server: str | None, user: str | None, key: str | None, as_json: bool) -> None:
     """Compare the GPUs of SERVER (id or name), or of all servers, with the inventory.
 
     Each server is asked by ssh at its address in the inventory. Exits with 1 if one differs or is not pinned,
@@ -49,10 +40,8 @@ def verify(
     from resource_manager.fleet.comparison import Verdict, compare
 
     manager = target.manager
-    if server is None:
-        rows = [manager.server(row["server_id"]) for row in manager.servers()]
-    else:
-        rows = [manager.server(server)]
+    wanted = [row["server_id"] for row in manager.servers()] if server is None else [server]
+    rows = [manager.server(each) for each in wanted]
     compared = []
     answers = ask_all(rows, user, key)
     for row, answer in zip(rows, answers, strict=True):
@@ -66,9 +55,9 @@ def verify(
         for name, found in compared:
             click.echo(f"{name}: {found.verdict}: {one_line(found.in_words())}")
     if len(compared) < len(rows):
-        context.exit(UNREACHABLE)
+        raise Exit(UNREACHABLE)
     if any(found.verdict not in (Verdict.SAME, Verdict.RENUMBERED) for _, found in compared):
-        context.exit(REFUSED)
+        raise Exit(REFUSED)
 
 
 @main.command()

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.exceptions import Exit
 
 from resource_manager.cli.base import REFUSED, one_line, print_json
 from resource_manager.cli.discovering import login_options
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.reconciling import AirflowLogin, airflow_options
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import Target
 from resource_manager.cli.verifying import ask_all, missing_walls
 from resource_manager.errors import ResourceManagerError, redact
 
@@ -34,23 +35,15 @@ MAX_TASKS = 20
 @airflow_options(required=False)
 @click.option("--ssh", "by_ssh", is_flag=True, help="Ask the servers by ssh, too.")
 @login_options
-@json_option
-@click.pass_context
-@exit_codes
+@on_target
 def doctor(
-    context: click.Context,
-    airflow: AirflowLogin,
-    by_ssh: bool,
-    user: str | None,
-    key: str | None,
-    as_json: bool,
+    target: Target, airflow: AirflowLogin, by_ssh: bool, user: str | None, key: str | None, as_json: bool
 ) -> None:
     """Check store, cluster, servers, this machine and, with --airflow-url, Airflow; change nothing.
 
     Each fault is a line with the next step, and so is a note, of what works but is not as it should be.
     Exits with 1 if there is a fault.
     """
-    target: Target = context.obj
     lines, faults = [], 0
     for group, finding in _findings(target, by_ssh, (user, key), airflow):
         lines.append({"check": group, **asdict(finding)})
@@ -61,7 +54,7 @@ def doctor(
     if as_json:
         print_json(lines)
     if faults:
-        context.exit(REFUSED)
+        raise Exit(REFUSED)
 
 
 def _findings(
