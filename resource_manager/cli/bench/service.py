@@ -114,7 +114,7 @@ def many_servers(url: str, token: str, servers: int) -> dict[str, Any]:
     """Measure the summary and the console with all GPUs of so many servers allocated."""
     with caller(url, token) as call:
         figures = _many_servers(call, servers)
-        return {**figures, **in_chromium(url, token, lambda task_id: _release(call, task_id))}
+        return figures | in_chromium(url, token, lambda task_id: _release(call, task_id))
 
 
 def _many_servers(call: Call, servers: int) -> dict[str, Any]:
@@ -251,7 +251,5 @@ def _percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -6,10 +6,10 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -81,11 +81,8 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
         for _ in range(200):
             oldest = requests[(at - live) % len(requests)].lease_id
             cluster.apply(lease_steps.release(cluster, oldest, 1.0)[0])
-            cluster.apply(
-                allocator.allocate(cluster, requests[at % len(requests)], SchedulingPass(policy, fifo, 1.0))[
-                    0
-                ]
-            )
+            request = requests[at % len(requests)]
+            cluster.apply(*allocator.allocate(cluster, request, SchedulingPass(policy, fifo, 1.0)))
             at += 1
         done += 200
     allocator.check(cluster)
@@ -203,18 +200,11 @@ def ratio(rates: list[float], others: list[float]) -> float:
 def many_clients(url: str, seconds: float) -> dict[str, Any]:
     """Measure 100 clients, 10 processes of 10 threads, on 4 servers: total pairs per second and latencies."""
     open_manager(url, 4).reset_resources()
-    start_at = time.time() + 2.5
+    program = [sys.executable, "-m", "resource_manager.cli.bench.store", url]
+    start_at = str(time.time() + 2.5)
     children = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "resource_manager.cli.bench.store",
-                url,
-                str(number),
-                str(start_at),
-                str(seconds),
-            ],
+            [*program, str(number), start_at, str(seconds)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -227,7 +217,7 @@ def many_clients(url: str, seconds: float) -> dict[str, Any]:
         for child in children:
             child.kill()
     failed = sum(child.returncode != 0 for child in children)
-    replies = [json.loads(output) for output in outputs if output]
+    replies = [reply for output in outputs if output for reply in json.loads(output)]
     latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
     if not latencies:
         raise StoreError(
@@ -245,45 +235,43 @@ def many_clients(url: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def client_process(url: str, number: int, start_at: float, seconds: float) -> dict[str, Any]:
-    """Run ten clients on threads of this process, which share one manager like the threads of a service.
-
-    Each requests a quarter of a GPU, so that all 100 fit at once and every answer is a grant.
-    """
+def client_process(url: str, number: int, start_at: float, seconds: float) -> list[dict[str, Any]]:
+    """Run ten clients on threads of this process, which share one manager like the threads of a service."""
     manager = open_manager(url, 4)
-    reply: dict[str, Any] = {"pairs": 0, "refused": 0, "errors": 0, "latencies_s": []}
-    guard = threading.Lock()
 
-    def client(name: str) -> None:
-        pairs = refused = errors = 0
-        latencies: list[float] = []
+    def client(name: str) -> dict[str, Any]:
         time.sleep(max(start_at - time.time(), 0.0))
-        end = time.perf_counter() + seconds
-        while (before := time.perf_counter()) < end:
-            try:
-                granted = manager.allocate_resources(name, 1, 1, gpu_milli=250)
-                middle = time.perf_counter()
-                latencies.append(middle - before)
-                if granted is None:
-                    refused += 1
-                    continue
-                errors += not manager.release_resources(name)
-                latencies.append(time.perf_counter() - middle)
-                pairs += 1
-            except Exception:  # failures of any type are counted
-                errors += 1
-        with guard:
-            reply["pairs"] += pairs
-            reply["refused"] += refused
-            reply["errors"] += errors
-            reply["latencies_s"] += latencies
+        return allocate_in_turn(manager, name, seconds)
 
-    threads = [threading.Thread(target=client, args=(f"client-{number}-{i}",)) for i in range(CLIENT_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return reply
+    with ThreadPoolExecutor(CLIENT_THREADS) as threads:
+        return list(threads.map(client, [f"client-{number}-{i}" for i in range(CLIENT_THREADS)]))
+
+
+def allocate_in_turn(
+    manager: GPUResourceManager, name: str, seconds: float, gpus: int = 1, milli: int | None = 250
+) -> dict[str, Any]:
+    """Allocate and release for so long; return `pairs`, `refused`, `errors` and all `latencies_s`.
+
+    A quarter of a GPU is so little that all of 100 clients fit at once and every answer is a grant.
+    """
+    pairs = refused = errors = 0
+    latencies_s: list[float] = []
+    end = time.perf_counter() + seconds
+    while (before := time.perf_counter()) < end:
+        try:
+            granted = manager.allocate_resources(name, gpus, 1, gpu_milli=milli)
+            middle = time.perf_counter()
+            latencies_s.append(middle - before)
+            if granted is None:
+                refused += 1
+                continue
+            errors += not manager.release_resources(name)
+            latencies_s.append(time.perf_counter() - middle)
+            pairs += 1
+        except Exception as error:  # failures of any type are counted
+            print(f"{name}: {error!r}", file=sys.stderr)
+            errors += 1
+    return {"pairs": pairs, "refused": refused, "errors": errors, "latencies_s": latencies_s}
 
 
 if __name__ == "__main__":
