@@ -54,10 +54,8 @@ def history(
     if archive is not None:
         from resource_manager.storage.archive import extend
 
-        changes = extend(archive, target.manager)
-        print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
-            f"{archive}: {counted(changes, 'new change')}"
-        )
+        written = {"file": str(archive), "changes": extend(archive, target.manager)}
+        _show_written(written, "new change", as_json)
         return
     if export is not None:
         from resource_manager.storage.history_file import collect, write_file
@@ -65,9 +63,7 @@ def history(
         recorded = collect(target.manager)
         write_file(recorded, export)
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
-        print_json(written) if as_json else click.echo(
-            f"{export}: {counted(len(recorded.changes), 'change')}"
-        )
+        _show_written(written, "change", as_json)
         return
 
     wanted = what_of(what or "")
@@ -82,6 +78,10 @@ def history(
     else:
         names = _names(target.manager, entries)
         tables.console(wide=wide).print(tables.history_table(entries, names))
+
+
+def _show_written(written: Mapping[str, Any], noun: str, as_json: bool) -> None:
+    print_json(written) if as_json else click.echo(f"{written['file']}: {counted(written['changes'], noun)}")
 
 
 def _changes(

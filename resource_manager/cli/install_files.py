@@ -18,11 +18,7 @@ KINDS = {
     "systemd": {".": "deploy/systemd"},
     "nginx": {".": "deploy/nginx"},
     "container": {".": "deploy/container"},
-    "compose": {
-        ".": "deploy/compose",
-        "servers.toml": SERVERS,
-        "monitoring": "deploy/monitoring",
-    },
+    "compose": {".": "deploy/compose", "servers.toml": SERVERS, "monitoring": "deploy/monitoring"},
     "monitoring": {".": "deploy/monitoring"},
 }
 """Files and folders of each kind: path that is written, path in the package."""
@@ -52,13 +48,13 @@ def files(kind: str, folder: Path, as_json: bool) -> None:
         click.echo("\n".join(written))
 
 
-def write_files(kind: str, folder: Path, package: Path = PACKAGE) -> list[Path]:
+def write_files(kind: str, folder: Path) -> list[Path]:
     """Write the files of a kind and return their paths; raises `Failure` rather than change a file."""
     from resource_manager.storage.draft_file import replacing  # with which all stores are loaded
 
     texts = {}
     for written, source in KINDS[kind].items():
-        root = package / source
+        root = PACKAGE / source
         for path in [root] if root.is_file() else sorted(filter(Path.is_file, root.rglob("*"))):
             if path.parent.name == "__pycache__":  # pip compiles the DAG of the stack, too
                 continue

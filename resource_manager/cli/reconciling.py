@@ -43,13 +43,13 @@ class AirflowLogin:
 
 def airflow_options(*, required: bool) -> Callable[[F], F]:
     """Return the decorator that adds the options with which a command asks Airflow, given as `airflow`."""
-    where: dict[str, Any] = {
-        "envvar": "GPU_MANAGER_AIRFLOW_URL",
-        "required": required,
-        "help": "Airflow's address, such as http://airflow:8080.",
-    }
     options = [
-        click.option("--airflow-url", **where),
+        click.option(
+            "--airflow-url",
+            envvar="GPU_MANAGER_AIRFLOW_URL",
+            required=required,
+            help="Airflow's address, such as http://airflow:8080.",
+        ),
         click.option(
             "--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or user and password."
         ),

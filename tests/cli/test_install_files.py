@@ -29,12 +29,15 @@ def test_the_files_of_each_kind_are_written_and_named(kind: str, tmp_path: Path)
     assert json.loads(again.stdout) == done.stdout.splitlines()
 
 
-def test_a_package_that_pip_compiled_gives_its_sources_only(tmp_path: Path) -> None:
+def test_a_package_that_pip_compiled_gives_its_sources_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "package"
     shutil.copytree(install_files.PACKAGE / "deploy", package / "deploy")
     assert compileall.compile_dir(package, quiet=1)
     assert list((package / "deploy" / "compose").rglob("*.pyc"))
-    written = install_files.write_files("compose", tmp_path / "new", package)
+    monkeypatch.setattr(install_files, "PACKAGE", package)
+    written = install_files.write_files("compose", tmp_path / "new")
     assert not [path for path in written if path.suffix == ".pyc"]
 
 
