@@ -75,10 +75,9 @@ class Compose:
 
     def __init__(self, folder: Path, store: str) -> None:
         password = secrets.token_hex(16)
-        self._redis_password = secrets.token_hex(16)
         ports = dict(zip(("AIRFLOW_PORT", "GPU_MANAGER_PORT"), free_ports(2), strict=True))
         self.values = {
-            "REDIS_PASSWORD": self._redis_password,
+            "REDIS_PASSWORD": secrets.token_hex(16),
             "BROKER_PASSWORD": secrets.token_hex(16),
             "POSTGRES_PASSWORD": secrets.token_hex(16),
             "AIRFLOW_ADMIN_PASSWORD": password,
@@ -132,20 +131,14 @@ class Compose:
     def use_sentinels(self) -> None:
         """Connect the manager's services to Redis through the three Sentinels from the next `up` on."""
         sentinels = ",".join(f"sentinel-{number}:26379" for number in (1, 2, 3))
-        self.values["GPU_MANAGER_STORE"] = (
-            f"redis+sentinel://:{self._redis_password}@{sentinels}/gpu-manager/0"
-        )
+        login = f":{self.values['REDIS_PASSWORD']}@"
+        self.values["GPU_MANAGER_STORE"] = f"redis+sentinel://{login}{sentinels}/gpu-manager/0"
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Call the manager's service with the operator's token; return the JSON answer."""
         token = self.run("exec", "-T", "gpu-manager", "cat", "tokens/operator.token").strip()
-        answer = httpx.request(
-            method,
-            f"{self._service_url}{path}",
-            json=body,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=30,
-        )
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.request(method, f"{self._service_url}{path}", json=body, headers=headers, timeout=30)
         answer.raise_for_status()
         return answer.json()
 

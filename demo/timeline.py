@@ -80,15 +80,8 @@ def live_view(
 ) -> Group:
     """Return the servers as `gpu-manager status` shows them, and the pending requests."""
     summary = {"total_servers": len(servers), "servers": servers}
-    waiting = [
-        Text(
-            f"{name_in_words(entry)} waits: {entry['reason']}",
-            "dim",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        for entry in queue
-    ]
+    lines = (f"{name_in_words(entry)} waits: {entry['reason']}" for entry in queue)
+    waiting = (Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in lines)
     return Group(tables.status(summary, leases, ()), *waiting)
 
 
