@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +70,11 @@ def agent(
     if as_json:
         _print_once(server, health_path)
         return
+
+    def say(line: str) -> None:
+        with suppress(OSError):  # its log is on a full disk, or its terminal is gone
+            click.echo(one_line(f"{server}: {line}"), err=True)
+
     address = " ".join(url) or target.url
     if not address:
         raise Failure(
@@ -82,24 +86,10 @@ def agent(
     elif run_jobs:
         from resource_manager.agent.job_agent import run_job_agent
 
-        run_job_agent(server, address, token or target.token, interval_s, say=_saying(server))
+        run_job_agent(server, address, token or target.token, interval_s, say=say)
     else:
-        run_agent(
-            server,
-            sender,
-            interval_s,
-            sleep=time.sleep,
-            say=_saying(server),
-            generation=KnownGeneration(mark_file(server, address)),
-        )
-
-
-def _saying(server: str) -> Callable[[str], None]:
-    def say(line: str) -> None:
-        with suppress(OSError):  # its log is on a full disk, or its terminal is gone
-            click.echo(one_line(f"{server}: {line}"), err=True)
-
-    return say
+        known = KnownGeneration(mark_file(server, address))
+        run_agent(server, sender, interval_s, sleep=time.sleep, say=say, generation=known)
 
 
 def _print_once(server: str, health_path: Path | None) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from inspect import getsource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,11 +230,8 @@ def _run_there(address: str, server: str, program: str, login: tuple[str | None,
         done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True)
         code, said = done.returncode, done.stderr
     else:
-        there = SSHPython(address, user=login[0], key_file=login[1])
-        try:
+        with closing(SSHPython(address, user=login[0], key_file=login[1])) as there:
             code, _, said = there.run(program, INSTALL_S)
-        finally:
-            there.close()
     lines = said.strip().splitlines() or [f"the installation ended with {code}"]
     return lines[-1] if code else ""
 

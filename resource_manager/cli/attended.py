@@ -77,6 +77,7 @@ class Attended:
         self._may_go_by_agent = by_agent
         self._server: str = lease["members"][0]["server_name"]
         self._address: str = lease["members"][0]["address"]
+        self._lease_id, self._token = lease["task_id"], lease["fencing_token"]
         self._has_agent = bool(lease["members"][0]["job_user"])
         by_hand = f"; its agent runs jobs: gpu-manager submit NAME --server {self._server} …"
         self._hint = by_hand if self._has_agent else ""
@@ -204,9 +205,8 @@ class Attended:
 
     def _place(self, place: JobPlace) -> None:
         """Store in the lease where its job is about to be; raises `Interrupted` if it is taken by now."""
-        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
         lease = self._session.ask_patiently(
-            lambda manager: manager.place_job(lease_id, [place], fencing_token=token), TTL_S / 2
+            lambda manager: manager.place_job(self._lease_id, [place], fencing_token=self._token), TTL_S / 2
         )
         if lease["preempted_by"]:
             is_over = is_time_over(lease)
@@ -304,7 +304,7 @@ class Attended:
         if self._owns and time.monotonic() - self._renewed_at >= RENEW_EVERY_S:
             return self._renewed(manager)
         try:
-            found: Mapping[str, Any] | None = manager.status_of(self._lease["task_id"])
+            found: Mapping[str, Any] | None = manager.status_of(self._lease_id)
         except NewerFormatError:
             if not self._owns:
                 raise
@@ -312,8 +312,7 @@ class Attended:
         return found
 
     def _renewed(self, manager: Any) -> Mapping[str, Any]:
-        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
-        lease: Mapping[str, Any] = manager.renew(lease_id, fencing_token=token)
+        lease: Mapping[str, Any] = manager.renew(self._lease_id, fencing_token=self._token)
         self._renewed_at = time.monotonic()
         return lease
 
@@ -324,11 +323,11 @@ class Attended:
         self._gpus_seen_at = time.monotonic()
         with suppress(ResourceManagerError):  # the lease's own look says what is wrong
             gpus = (gpu for server in manager.gpus([self._server]) for gpu in server["gpus"])
-            self._idle.see(gpus, self._lease["task_id"])
+            self._idle.see(gpus, self._lease_id)
 
     def _heard(self, lease: Mapping[str, Any] | None) -> Ending | None:
         """Tell what the lease says of itself; return the end if that is one."""
-        if lease is None or lease.get("fencing_token") != self._lease["fencing_token"] or lease["revoked"]:
+        if lease is None or lease.get("fencing_token") != self._token or lease["revoked"]:
             say(self._ended())
             return Ending(TERMINATED, Outcome.CANCELLED, "its lease was ended")
         if lease["gpu_failed"]:
@@ -380,12 +379,11 @@ class Attended:
         """Release the lease, whose job is known to be gone."""
         if not self._owns:
             return
-        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
         self._session.give_back(
-            lease_id,
+            self._lease_id,
             lambda manager: manager.release(
-                lease_id,
-                fencing_token=token,
+                self._lease_id,
+                fencing_token=self._token,
                 outcome=outcome,
                 job_end=JobEnd.ENDED,
                 reason=as_reason(reason),

@@ -55,13 +55,9 @@ def _names(entries: Iterable[Any], incomplete: str) -> list[CompletionItem]:
     return list(words.values())
 
 
-def _servers(manager: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(each["server_name"]) for each in manager.servers()]
-
-
 leases = _completes(lambda manager, incomplete: _names(manager.leases(), incomplete))
 pending = _completes(lambda manager, incomplete: _names(manager.queue(estimated=False), incomplete))
 tasks = _completes(
     lambda manager, incomplete: _names([*manager.leases(), *manager.queue(estimated=False)], incomplete)
 )
-servers = _completes(_servers)
+servers = _completes(lambda manager, _: [CompletionItem(each["server_name"]) for each in manager.servers()])

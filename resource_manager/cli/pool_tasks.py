@@ -67,12 +67,7 @@ def convert(source: str, pools: Mapping[str, int]) -> Conversion:
     except SyntaxError as error:
         where = "" if error.lineno is None else f" in line {error.lineno}"
         raise ValueError(f"it is not Python: {error.msg}{where}") from None
-    except (
-        cst.ParserSyntaxError,
-        RecursionError,
-        MemoryError,
-        KeyError,
-    ):  # a KeyError hides libcst's recursion
+    except (cst.ParserSyntaxError, RecursionError, MemoryError, KeyError):  # the last hides a recursion
         raise ValueError("it is nested too deeply, or newer than the installed libcst") from None
     line = found.import_line()
     rewritten = _applied(found.source, found.edits if line is None else [line, *found.edits])

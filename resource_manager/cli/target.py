@@ -178,14 +178,14 @@ def _in_options(error: errors.ResourceManagerError) -> str:
     """Return the error's text in the command's own options and arguments."""
     context = click.get_current_context()
     target = context.find_object(Target)
-    if not isinstance(error, errors.InvalidRequestError):
-        return target.placed(str(error)) if target else str(error)
-    names = {
-        param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
-        for param in context.command.get_params(context)
-        if param.name is not None
-    }
-    text = error.words.named(names)
+    text = str(error)
+    if isinstance(error, errors.InvalidRequestError):
+        names = {
+            param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+            for param in context.command.get_params(context)
+            if param.name is not None
+        }
+        text = error.words.named(names)
     return target.placed(text) if target else text
 
 

@@ -633,7 +633,7 @@ def test_an_order_that_service_or_agent_did_not_answer_is_given_again() -> None:
 def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
     """Its lease is renewed there; before, each look between two renewals said that it could not be."""
     lease = {"task_id": "t", "fencing_token": 1}
-    state = SimpleNamespace(_owns=True, _renewed_at=time.monotonic(), _lease=lease)
+    state = SimpleNamespace(_owns=True, _renewed_at=time.monotonic(), _lease=lease, _lease_id="t")
     manager = SimpleNamespace(status_of=Mock(side_effect=NewerFormatError("upgrade it")))
     look = attended.Attended._current_lease
     assert look(state, manager) is lease  # type: ignore[arg-type]
@@ -647,7 +647,7 @@ def test_a_shell_whose_gpus_compute_nothing_is_told_once_before_they_are_release
 ) -> None:
     found = {"task_id": "t", "idle_s": None, "released_in_s": 300.0}
     manager = SimpleNamespace(gpus=lambda servers: [{"gpus": [{"leases": [found]}]}])
-    here = SimpleNamespace(_owns=True, _server="a", _lease={"task_id": "t"})
+    here = SimpleNamespace(_owns=True, _server="a", _lease_id="t")
     here._idle = IdleWarning(say)
     for _ in range(2):
         here._gpus_seen_at = -math.inf

@@ -155,10 +155,8 @@ def _of_airflow(target: Target, login: AirflowLogin) -> Iterator[Finding]:
         health = airflow.health()
         yield from of_airflow(health)
         with suppress(ResourceManagerError):  # of the store, which was said before
-            tasks = filter(
-                None, (TaskIdentity.from_labels(lease["labels"]) for lease in target.manager.leases())
-            )
-            own = [task for task in tasks if task.instance == health["instance"]][:MAX_TASKS]
+            tasks = (TaskIdentity.from_labels(lease["labels"]) for lease in target.manager.leases())
+            own = [task for task in tasks if task and task.instance == health["instance"]][:MAX_TASKS]
             yield from of_instance(health["instance"], [task for task in own if not airflow.has(task)])
     except AirflowUnavailableError as error:
         yield of_airflow_out_of_reach(str(error))
