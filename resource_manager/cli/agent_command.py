@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     "Repeatable.",
 )
 @click.option(
-    "--token",
-    envvar="GPU_MANAGER_AGENT_TOKEN",
-    help="Agent token of this server; else that of gpu-manager.",
+    "--token", envvar="GPU_MANAGER_AGENT_TOKEN", help="Agent token of this server; else that of gpu-manager."
 )
 @click.option("--every", "interval_s", type=INTERVAL, default=10.0, show_default=True)
 @click.option(

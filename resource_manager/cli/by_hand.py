@@ -166,12 +166,7 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
 @airflow_options(required=False)
 @on_target
 def stop(
-    target: Target,
-    name: str,
-    retry_for_s: float | None,
-    end_task: bool,
-    airflow: AirflowLogin,
-    as_json: bool,
+    target: Target, name: str, retry_for_s: float | None, end_task: bool, airflow: AirflowLogin, as_json: bool
 ) -> None:
     """Stop a lease's job, then release the lease; or take a pending request out of the queue.
 

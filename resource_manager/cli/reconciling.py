@@ -102,12 +102,7 @@ def reconcile(
 
 
 def _reconcile(
-    target: Target,
-    airflow: AirflowLogin,
-    instance: str | None,
-    interval_s: float | None,
-    *,
-    as_json: bool,
+    target: Target, airflow: AirflowLogin, instance: str | None, interval_s: float | None, *, as_json: bool
 ) -> None:
     """Reconcile once, or again after each interval."""
     from resource_manager.jobs.airflow_api import AirflowUnavailableError

@@ -49,10 +49,7 @@ def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise Failure(f"{option} and --estimates exclude each other", BAD_INPUT)
     found = target.manager.estimates()
-    if as_json:
-        print_json(found)
-    else:
-        tables.console(wide=wide).print(cluster_tables.estimates_table(found))
+    print_json(found) if as_json else tables.console(wide=wide).print(cluster_tables.estimates_table(found))
 
 
 def _print_csv(report: Any) -> None:

@@ -69,9 +69,7 @@ def _proxy_address(context: click.Context, option: click.Parameter, text: str | 
 @click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
 @airflow_options(required=False)
 @click.option(
-    "--insecure",
-    is_flag=True,
-    help="Without tokens but of agents, allow everything to all who can connect.",
+    "--insecure", is_flag=True, help="Without tokens but of agents, allow everything to all who can connect."
 )
 @click.option("--behind-https", is_flag=True, help="Send session cookies over HTTPS only.")
 @click.option(

@@ -73,13 +73,7 @@ def token_create(
     """Create a token; it is shown once and stored only as a hash."""
     store = token_store(target, tokens_file)
     text = tokens.create(
-        store,
-        name,
-        Role.named(role),
-        teams=teams,
-        server=server,
-        expires_s=expires_s,
-        run_jobs=run_jobs,
+        store, name, Role.named(role), teams=teams, server=server, expires_s=expires_s, run_jobs=run_jobs
     )
     _print_issued(store, text, as_json)
 

@@ -23,10 +23,7 @@ LEAST_FREE_BYTES = 1 << 30
 """Free space below which logs of jobs and checkpoints soon fail to be written."""
 
 NEXT_STEPS = (
-    (
-        "host key",
-        "if it was set up anew, ssh-keygen -R HOST and log in once by hand; else ask who answers",
-    ),
+    ("host key", "if it was set up anew, ssh-keygen -R HOST and log in once by hand; else ask who answers"),
     ("not found in known_hosts", "log in once by hand and check its key: ssh HOST"),
     ("authentication", "let this user log in there with a key: ssh-copy-id HOST"),
     ("no python3", "install python3 there"),
