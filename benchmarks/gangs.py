@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -102,8 +101,7 @@ def main() -> None:
     figures["grant_same_rack"] = grants(state, "first_fit", nodes=32, same="rack")
     figures["pass_priority"] = passes(cluster(), "priority")
     figures["pass_priority_backfill"] = passes(cluster(), "priority+backfill")
-    json.dump(figures, sys.stdout)
-    print()
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import waiting  # noqa: E402
+from benchmarks import waiting
 
 JOB_S = 1.0
 KILLED_AT = (0.2, 0.5, 0.8)
@@ -50,16 +47,15 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             figures = measured(Path(folder), options.tasks, options.picture)
-    json.dump(figures, results)
-    print(file=results)
-    results.close()
+    with results:
+        print(json.dumps(figures), file=results)
 
 
 def measured(folder: Path, tasks: int, picture: Path | None) -> dict[str, Any]:
     """Run all tasks; return the gaps of GPUs in seconds, those that a kill explains apart."""
     for name in ("begun", "over", "fired", "kept"):
         (folder / name).mkdir()
-    with waiting.service(folder, waiting.GPUS) as (url, token, _):
+    with waiting.service_for_user(folder, waiting.GPUS) as (url, token, _):
         waiting.connect(folder, url, token)
         triggers = [waiting.ask(folder, number, command_of(folder, number)) for number in range(tasks)]
         (folder / "triggers.json").write_text(json.dumps([each.serialize() for each in triggers]))

@@ -24,37 +24,20 @@ from simulator.serverless.workflow_files import read_workflows
 from simulator.serverless.workflow_shapes import cybershake, montage
 
 MEMORY_MIB = 128
-TARGETS = {
-    "spread": 50_000,
-    "congested": 15_000,
-    "large_memory": 10_000,
-    "cybershake": 10_000,
-    "environment": 10_000,
-    **{f"policy_{name}": 30_000 for name in HEURISTICS},
-}
-"""Targets in functions or steps per second."""
 
-EIGHT_NODES = ClusterConfig(
-    servers=(
-        ServerType(
-            name="c5.2xlarge",
-            count=4,
-            hourly_rate=0.34,
-            cold_start_latency=0.8,
-            numa_nodes=NumaNodes(count=2, cpu=4, memory=8192),
-        ),
+
+def eight_nodes(memory_mib: int) -> ClusterConfig:
+    """Return the cluster of four servers with two nodes each, of so much memory a node."""
+    numa_nodes = NumaNodes(count=2, cpu=4, memory=memory_mib)
+    server = ServerType(
+        name="c5.2xlarge", count=4, hourly_rate=0.34, cold_start_latency=0.8, numa_nodes=numa_nodes
     )
-)
+    return ClusterConfig(servers=(server,))
 
 
-LARGE_MEMORY = ClusterConfig(
-    servers=tuple(
-        server.model_copy(
-            update={"numa_nodes": server.numa_nodes.model_copy(update={"memory": 1000 * 8192})},
-        )
-        for server in EIGHT_NODES.servers
-    )
-)
+EIGHT_NODES = eight_nodes(8192)
+
+LARGE_MEMORY = eight_nodes(1000 * 8192)
 """Eight nodes on which nothing waits for memory: hundreds of containers run on a node at once."""
 
 
@@ -131,8 +114,6 @@ def main(workflows: tuple[Path, ...], repeats: int) -> None:
     }
     for name in HEURISTICS:
         rates[f"policy_{name}"] = best(repeats, lambda name=name: heuristic(templates, name))  # type: ignore[misc]
-    for name, target in TARGETS.items():
-        rates[f"{name}_of_target"] = round(rates[name] / target, 2)
     few = best(3, lambda: raw(templates, 20, EIGHT_NODES, 400.0))
     many = best(2, lambda: raw(templates, 200, EIGHT_NODES, 400.0))
     rates["cost_after_ten_times_as_many"] = round(few / many, 2)

@@ -11,15 +11,12 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.estimates import pollux_jobs, shockwave_jobs, show
 from resource_manager.core.changes import Granted, Outcome

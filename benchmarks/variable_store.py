@@ -6,7 +6,6 @@ It starts a separate Airflow (SQLite, standalone), runs one task that times 50 p
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,8 +63,7 @@ def main() -> None:
                 time.sleep(1)
             if state == "failed":
                 raise StackError(stack.api.log("time_variable_store", run_id, "measure"))
-            json.dump(stack.api.xcom("time_variable_store", run_id, "measure"), sys.stdout)
-            print()
+            print(json.dumps(stack.api.xcom("time_variable_store", run_id, "measure")))
 
 
 if __name__ == "__main__":

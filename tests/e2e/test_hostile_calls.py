@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +22,7 @@ LONGEST_S = 10.0
 def test_a_minute_of_hostile_calls() -> None:
     rng = random.Random(43)
     with ExitStack() as stack:
-        service = Service(Path(stack.enter_context(tempfile.TemporaryDirectory())), stack)
+        service = Service(stack)
         callers = [
             stack.enter_context(service.client(str(role), role, timeout_s=LONGEST_S))
             for role in (Role.READER, Role.USER, Role.OPERATOR)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +43,7 @@ NOBODY_WAITS_S = 2.0
 def test_a_flood_of_one_caller_delays_no_call_of_another(attack: Any) -> None:
     """Before, renewals beside 24 connections with batches timed out, as did health beside readers."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        service = Service(folder, stack)
+        service = Service(stack)
         root = stack.enter_context(service.client("root-2", Role.OPERATOR))
         ada = stack.enter_context(service.client("ada", Role.USER, timeout_s=20.0))
         hold(root)
