@@ -12,21 +12,20 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import redis
 
+from benchmarks.processes import cpu_s, service
 from resource_manager.cli.bench.store import redis_server
 
 HISTORY_LENGTH = 5_000
@@ -41,48 +40,6 @@ LATENCIES = {"p50_ms", "p99_ms"}
 
 MAY_NOT_GROW = {"sockets": 4, "files": 4, "threads": 2, "redis_clients": 4, "keys": 4}
 """Figures that must stay constant, and their allowed fluctuation."""
-
-
-@contextmanager
-def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Run `gpu-manager serve` on a free port; yield its address and its process."""
-    inventory = folder / "inventory.toml"
-    inventory.write_text(INVENTORY.format(count=servers))
-    program = str(Path(sys.executable).parent / "gpu-manager")
-    subprocess.run([program, "--store", store_url, "apply", "--yes", str(inventory)], check=True)
-    process = subprocess.Popen(
-        [
-            program,
-            *("serve", "--port", "0", "--log-format", "json", "--archive", str(folder / "history.jsonl")),
-        ],
-        env={
-            **os.environ,
-            "GPU_MANAGER_STORE": store_url,
-            "GPU_MANAGER_HISTORY_LENGTH": str(HISTORY_LENGTH),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    log = (folder / "service.log").open("w")
-    try:
-        assert process.stderr is not None
-        line = "it printed nothing"
-        for line in process.stderr:
-            entry = json.loads(line) if line.startswith("{") else {}
-            if "address" in entry:
-                break
-        else:
-            raise SystemExit(f"the service did not start: {line.strip()}")
-        drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=log)
-        try:
-            yield entry["address"].removeprefix("http://"), psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait(10)
-            drain.wait(10)
-    finally:
-        process.kill()
-        log.close()
 
 
 class Load:
@@ -141,11 +98,11 @@ def soak(
     count = max(round(minutes), 16)
     begin = time.perf_counter()
     records = []
-    used_s = _processor_s(process)
+    used_s = cpu_s(process)
     for number in range(1, count + 1):
         time.sleep(max(begin + number * minutes * 60 / count - time.perf_counter(), 0))
         done, load.latencies = sorted(load.latencies), []
-        before, used_s = used_s, _processor_s(process)
+        before, used_s = used_s, cpu_s(process)
         record = {
             "minute": round((time.perf_counter() - begin) / 60, 2),
             "requests": len(done),
@@ -164,11 +121,6 @@ def soak(
     return records
 
 
-def _processor_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def verdict(records: list[dict[str, Any]], asked: float) -> list[str]:
     """Return a line for each figure that grew from the second quarter to the last, and for other problems."""
     quarter = max(len(records) // 4, 1)
@@ -185,6 +137,17 @@ def verdict(records: list[dict[str, Any]], asked: float) -> list[str]:
     if records[-1]["stream"] > 1.2 * HISTORY_LENGTH:
         problems.append(f"the stream holds {records[-1]['stream']} changes")
     return problems
+
+
+def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of all minutes: totals, and those of the best minute of the last quarter."""
+    best = min(records[-max(len(records) // 4, 1) :], key=lambda record: record["p50_ms"])
+    return {
+        "requests": sum(record["requests"] for record in records),
+        "errors": records[-1]["errors"],
+        **{key: best[key] for key in ("p50_ms", "p99_ms", "service_ms")},
+        "service_mb": records[-1]["service_mb"],
+    }
 
 
 def missing_changes(archive: Path, version: int) -> list[str]:
@@ -208,6 +171,7 @@ def main() -> None:
             parser.error(f"--{name} must be a number above 0, got {value:g}")
     with tempfile.TemporaryDirectory() as name, redis_server(None) as url:
         folder = Path(name)
+        archive = folder / "history.jsonl"
         store = redis.Redis.from_url(url)
 
         def sample() -> dict[str, Any]:
@@ -216,21 +180,29 @@ def main() -> None:
                 "redis_clients": store.info("clients")["connected_clients"],
                 "stream": store.xlen("{gpu_manager}:changes"),
                 "keys": store.dbsize(),
-                "archive_mb": round((folder / "history.jsonl").stat().st_size / 1e6, 2),
+                "archive_mb": round(archive.stat().st_size / 1e6, 2),
             }
 
-        with service(url, folder, arguments.servers) as (address, process):
-            load = Load(address, arguments.rate)
+        inventory = folder / "inventory.toml"
+        inventory.write_text(INVENTORY.format(count=arguments.servers))
+        program = [sys.executable, "-m", "resource_manager.cli", "--store", url]
+        subprocess.run([*program, "apply", "--yes", str(inventory)], check=True)
+        history = {"GPU_MANAGER_HISTORY_LENGTH": str(HISTORY_LENGTH)}
+        with (
+            (folder / "service.log").open("w") as log,
+            service(url, "--archive", str(archive), log=log, **history) as (address, process),
+        ):
+            load = Load(address.removeprefix("http://"), arguments.rate)
             try:
                 records = soak(load, arguments.minutes, process, sample)
             finally:
                 load.stop()
         problems = verdict(records, arguments.rate * arguments.minutes * 60)
         version = int(store.hget("{gpu_manager}:meta", "version"))
-        problems += missing_changes(folder / "history.jsonl", version)
-    if load.errors:
-        print("first error:", load.errors[0], file=sys.stderr)
-    print(json.dumps({"records": records, "archived_changes": version, "problems": problems}))
+        problems += missing_changes(archive, version)
+    for problem in [*problems, *(f"first error: {error}" for error in load.errors[:1])]:
+        print(problem, file=sys.stderr)
+    print(json.dumps({**summary(records), "archived_changes": version, "problems": len(problems)}))
     sys.exit(1 if problems else 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.figures import NOT_MEASURED, Row
+from benchmarks.tables.row import NOT_MEASURED, Row
 
 
 @pytest.mark.parametrize(
