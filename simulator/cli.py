@@ -183,19 +183,13 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else."),
         click.option("--output-dir", type=FOLDER, help="Write reports and plots into this folder."),
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Seed of every random draw.",
-        ),
+        click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of every random draw."),
     ):
         function = option(function)
     return function
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="gpu-simulate", message="%(prog)s %(version)s")
 def main() -> None:
     """Replay and simulate GPU scheduling with the resource manager's own allocator."""

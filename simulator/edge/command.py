@@ -32,27 +32,11 @@ POLICIES: dict[str, Callable[..., Environment]] = {"timetable": plan_timetable, 
     type=click.Path(path_type=Path),
     help="Folder with the nine tables of a dataset; default: generated from --seed.",
 )
+@click.option("--jobs", type=click.IntRange(1, 2000), default=40, help="Jobs of the generated dataset.")
 @click.option(
-    "--jobs",
-    type=click.IntRange(1, 2000),
-    default=40,
-    show_default=True,
-    help="Jobs of the generated dataset.",
+    "--tiers", type=click.Choice(list(TIERS)), default="host+bs+ue", help="Devices that the plan may use."
 )
-@click.option(
-    "--tiers",
-    type=click.Choice(list(TIERS)),
-    default="host+bs+ue",
-    show_default=True,
-    help="Devices that the plan may use.",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(list(POLICIES)),
-    default="timetable",
-    show_default=True,
-    help="Planning policy.",
-)
+@click.option("--policy", type=click.Choice(list(POLICIES)), default="timetable", help="Planning policy.")
 @click.option(
     "--score-only",
     "plan_folder",

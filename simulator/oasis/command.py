@@ -25,14 +25,14 @@ from simulator.oasis.report import tables, verdict, write_report
 from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
 
-MAX_LOAD = 100.0
-
 AXES: dict[str, click.ParamType[Any]] = {
     "jobs": click.IntRange(1, MAX_COUNT),
     "servers": click.IntRange(1, MAX_COUNT),
-    "load": cli.FiniteRange(0, MAX_LOAD, min_open=True),
+    "load": cli.FiniteRange(0, 100.0, min_open=True),
 }
 """Axis of a sweep -> its values; other numbers of servers get the same jobs."""
+
+ABOVE_0 = cli.FiniteRange(0, min_open=True)
 
 PRICING = ("prices", "utility_floor", "eta", "training_runs", "misestimate", "reoffer_after")
 """Options that change how OASiS decides."""
@@ -64,23 +64,18 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
 @cli.options_as(
     "shape",
     InstanceShape,
-    click.option(
-        "--jobs", type=click.IntRange(1, MAX_COUNT), default=10, show_default=True, help="Jobs per instance."
-    ),
-    click.option(
-        "--slots", type=click.IntRange(1, MAX_COUNT), default=30, show_default=True, help="Time slots."
-    ),
+    click.option("--jobs", type=AXES["jobs"], default=10, help="Jobs per instance."),
+    click.option("--slots", type=click.IntRange(1, MAX_COUNT), default=30, help="Time slots."),
     click.option(
         "--servers",
-        type=click.IntRange(1, MAX_COUNT),
+        type=AXES["servers"],
         default=5,
-        show_default=True,
         help="Number of worker servers, and of parameter servers.",
     ),
     click.option("--mixed", is_flag=True, help="Servers of several types instead of one."),
     click.option(
         "--load",
-        type=cli.FiniteRange(0, MAX_LOAD, min_open=True),
+        type=AXES["load"],
         help="Scale the jobs until they request this fraction of all slots of the most demanded resource.",
     ),
 )
@@ -92,36 +87,31 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
         "--algorithms",
         callback=parse_algorithms,
         default="oasis",
-        show_default=True,
         help=f"Comma-separated, from {', '.join(ALGORITHMS)}.",
     ),
     click.option(
         "--prices",
         type=click.Choice(["estimated", "clairvoyant"]),
         default="estimated",
-        show_default=True,
         help="Fit the prices on other jobs of the same distribution, or on the very jobs to come.",
     ),
     click.option(
         "--utility-floor",
         type=cli.FiniteRange(0, 1, min_open=True),
         default=UTILITY_FLOOR,
-        show_default=True,
         help="The lowest price counts a job's latest finish as at least this fraction of its priority.",
     ),
     click.option(
         "--eta",
         callback=parse_eta,
         default=f"{ETA:g}",
-        show_default=True,
         metavar="NUMBER|proof",
         help="Divides the lowest price; proof: the smallest value with a proven competitive ratio.",
     ),
     click.option(
         "--misestimate",
-        type=(cli.FiniteRange(0, min_open=True), cli.FiniteRange(0, min_open=True)),
+        type=(ABOVE_0, ABOVE_0),
         default=(1.0, 1.0),
-        show_default=True,
         metavar="LOW HIGH",
         help="Multiply the lowest and the highest prices by these factors, as a wrong estimate would.",
     ),
@@ -129,14 +119,12 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
         "--reoffer-after",
         type=click.IntRange(0),
         default=0,
-        show_default=True,
         help="Offer a job that OASiS refused again every this many slots; 0: never.",
     ),
     click.option(
         "--time-limit-s",
-        type=cli.FiniteRange(0, min_open=True),
+        type=ABOVE_0,
         default=TIME_LIMIT_S,
-        show_default=True,
         help="Time limit for the optimum of one instance; after it the optimum is reported as not proven.",
     ),
 )

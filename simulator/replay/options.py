@@ -48,14 +48,13 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
             "--solver",
             type=click.Choice(list(SOLVERS)),
             default="highs",
-            show_default=True,
             help="Solver of the round policies that need one; ecos gives the published figures.",
         ),
-        click.option("--workload", default="1", show_default=True, help="pollux: the workload."),
-        click.option("--load", default="1.0", show_default=True, help="pollux: the load."),
+        click.option("--workload", default="1", help="pollux: the workload."),
+        click.option("--load", default="1.0", help="pollux: the load."),
         click.option("--trace", type=click.Choice(kinds), help="The kind of trace."),
         click.option("--data", type=click.Path(path_type=Path), help="Folder of a published trace."),
-        click.option("--pods", default="default", show_default=True, help="openb: the pod list."),
+        click.option("--pods", default="default", help="openb: the pod list."),
         click.option("--nodes", type=click.Path(path_type=Path), help="csv, json: file of the servers."),
         click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
         click.option(
@@ -66,6 +65,7 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
             "--teams",
             type=click.Path(),
             default="",
+            show_default=False,
             help="Teams file, in place of recorded rules: guarantees, limits, preemption, not max_runtime.",
         ),
         click.option(
@@ -73,7 +73,6 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
             "checkpoint_s",
             type=FiniteRange(min=0, min_open=True),
             default=CHECKPOINT_S,
-            show_default=True,
             help="--teams, --history: seconds between checkpoints; a preemption loses what came after.",
         ),
         click.option(

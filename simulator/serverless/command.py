@@ -56,12 +56,11 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML; default: one server of each of the eight c5 types.",
 )
-@click.option("--arrivals", default="0", show_default=True, help="Seconds like 0,1,2 or poisson:RATE:N.")
+@click.option("--arrivals", default="0", help="Seconds like 0,1,2 or poisson:RATE:N.")
 @click.option(
     "--policy",
     "policy_name",
     default="first_fit",
-    show_default=True,
     help=f"{', '.join(HEURISTICS)}, or any other policy of the resource manager.",
 )
 @click.option(
@@ -69,6 +68,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     "memory_mib",
     type=Memory(),
     default="policy",
+    show_default=False,
     help="MiB for every function, or 'policy' (default): the memory each requires.",
 )
 @click.option("--log", "log_path", type=FILE, help="JSON lines, one per function.")

@@ -23,7 +23,7 @@ PARTS_HELP = "max_min: K parts, each by itself, with every K-th job and a K-th o
 SETTLE_HELP = "filled: raise levels until no job can gain; at_once: as a published figure was computed."
 
 
-@click.command("shares", cls=Command, context_settings={"show_default": True})
+@click.command("shares", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @options_as(
     "options",

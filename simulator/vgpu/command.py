@@ -72,7 +72,6 @@ Point = tuple[str, float, str]
     "--scenarios",
     "--scenario",
     default="all",
-    show_default=True,
     help="Names or TOML files, separated by commas, or all.",
 )
 @click.option("--tasks", "--num-tasks", "--num_tasks", type=WHOLE["tasks"], help="Tasks per run.")
@@ -86,12 +85,11 @@ Point = tuple[str, float, str]
 @click.option("--progress", type=click.Choice(PROGRESS), help="Measure of a task's progress.")
 @click.option("--arbitration", type=click.Choice(ARBITRATIONS), help="Tasks granted first on a full node.")
 @click.option("--profiles", help="Only these task profiles, separated by commas.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes.")
 @click.option(
     "--engine",
     type=click.Choice(["auto", "plain", "numba"]),
     default="auto",
-    show_default=True,
     help="Interpreted or compiled ticks; the results are the same.",
 )
 @click.option(
@@ -99,17 +97,12 @@ Point = tuple[str, float, str]
     "--hist_bucket",
     type=cli.FiniteRange(min=0.001),
     default=0.1,
-    show_default=True,
     help="Width of the buckets of the IR histogram.",
 )
 @cli.sweep_option(AXES, "tasks:120,160,190")
 @click.option("--trace", type=FILE, help="Write one run as JSON: its tasks, and pool and tasks over time.")
 @click.option(
-    "--trace-ticks",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Ticks between two samples of the trace.",
+    "--trace-ticks", type=click.IntRange(min=1), default=100, help="Ticks between two samples of the trace."
 )
 @cli.common_options
 def command(
