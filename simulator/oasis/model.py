@@ -36,7 +36,7 @@ class TrainingJob:
     """A training job on workers and parameter servers (PS); a comment gives the paper's symbol of each field.
 
     Times are in slots. `gradient` is in Gb/s x slots (gigabits divided by the seconds of a slot), so that
-    gradient / bandwidth is in slots. Raises `InputError` for invalid values.
+    gradient / bandwidth is in slots. Raises `InputError` for amounts with which it cannot run.
     """
 
     job_id: str
@@ -63,7 +63,24 @@ class TrainingJob:
     """The fewest PS with enough bandwidth for y workers, by y from 0 to `chunks`."""
 
     def __post_init__(self) -> None:
-        self._validate()
+        for is_wrong, reason in (
+            (
+                not any(to_units(self.worker)),
+                "a worker must request a resource; w is all zeros, to a millionth",
+            ),
+            (not self.minibatch_slots + self.gradient, "tau and e are both 0: there is no work to do"),
+            (
+                self.gradient and not self.worker[BANDWIDTH],
+                "w.bandwidth must be above 0 where a gradient e is sent",
+            ),
+            (
+                self.worker[BANDWIDTH] > self.ps[BANDWIDTH],
+                f"s.bandwidth {self.ps[BANDWIDTH]:g} is below w.bandwidth {self.worker[BANDWIDTH]:g}: "
+                "one PS per worker could not serve the workers",
+            ),
+        ):
+            if is_wrong:
+                raise InputError(f"job {self.job_id!r}: {reason}")
         object.__setattr__(self, "worker_units", to_units(self.worker))
         object.__setattr__(self, "ps_units", to_units(self.ps))
         exchange = 2 * self.gradient / self.worker[BANDWIDTH] if self.gradient else 0.0
@@ -73,42 +90,6 @@ class TrainingJob:
         object.__setattr__(self, "shortest_duration", max(1, ceil(slots_a_chunk)))
         sent, taken = self.worker_units[BANDWIDTH], max(1, self.ps_units[BANDWIDTH])
         object.__setattr__(self, "ps_for", tuple(-(-sent * y // taken) for y in range(self.chunks + 1)))
-
-    def _validate(self) -> None:
-        def refuse(reason: str) -> None:
-            raise InputError(f"job {self.job_id!r}: {reason}")
-
-        for name, count in (("N", self.chunks), ("M", self.minibatches), ("E", self.epochs)):
-            if count < 1:
-                refuse(f"{name} must be 1 or more, got {count}")
-        if self.arrival < 0:
-            refuse(f"a must be 0 or more, got {self.arrival}")
-        for name, amount in (
-            ("tau", self.minibatch_slots),
-            ("e", self.gradient),
-            ("gamma2", self.sensitivity),
-            ("gamma3", self.target),
-            *((f"w.{name}", amount) for name, amount in zip(RESOURCES, self.worker, strict=True)),
-            *((f"s.{name}", amount) for name, amount in zip(RESOURCES, self.ps, strict=True)),
-        ):
-            if not 0 <= amount < math.inf:
-                refuse(f"{name} must be a finite number of 0 or more, got {amount}")
-        if not 0 < self.priority < math.inf:
-            refuse(f"gamma1 must be a finite number above 0, got {self.priority}")
-        for name, gpus in (("w.gpu", self.worker[GPU]), ("s.gpu", self.ps[GPU])):
-            if gpus != int(gpus):
-                refuse(f"{name} must be a whole number of GPUs, got {gpus}")
-        if not any(to_units(self.worker)):
-            refuse("a worker must request a resource; w is all zeros, to a millionth")
-        if not self.minibatch_slots + self.gradient > 0:
-            refuse("tau and e are both 0: there is no work to do")
-        if self.gradient and not self.worker[BANDWIDTH]:
-            refuse("w.bandwidth must be above 0 where a gradient e is sent")
-        if self.worker[BANDWIDTH] > self.ps[BANDWIDTH]:
-            refuse(
-                f"s.bandwidth {self.ps[BANDWIDTH]:g} is below w.bandwidth {self.worker[BANDWIDTH]:g}: "
-                "one PS per worker could not serve the workers"
-            )
 
     def utility(self, duration: float) -> float:
         """Return the utility of finishing within that many slots: a sigmoid around the target (section V)."""
@@ -143,21 +124,6 @@ class Instance:
     jobs: tuple[TrainingJob, ...]
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise InputError(f"slots must be 1 or more, got {self.slots}")
-        for name, servers in (("worker_servers", self.worker_servers), ("ps_servers", self.ps_servers)):
-            if not servers:
-                raise InputError(f"{name} is empty: at least one server is needed")
-            for index, capacity in enumerate(servers):
-                for resource, amount in zip(RESOURCES, capacity, strict=True):
-                    if not 0 <= amount < math.inf:
-                        raise InputError(
-                            f"{name}[{index}].{resource} must be a finite number of 0 or more, got {amount}"
-                        )
-                if capacity[GPU] != int(capacity[GPU]):
-                    raise InputError(
-                        f"{name}[{index}].gpu must be a whole number of GPUs, got {capacity[GPU]}"
-                    )
         seen: set[str] = set()
         for job in self.jobs:
             if job.job_id in seen:

@@ -94,12 +94,8 @@ def fit_prices(
     `eta` scales L down; None takes the smallest that the proof of the competitive ratio allows, at which
     all capacity at its first price is worth half the least valuable job. `outliers` is the fraction of the
     history to leave out at either end.
-    Raises `InputError` for an empty history or a floor outside (0, 1].
+    Raises `InputError` for an empty history.
     """
-    if not 0 < utility_floor <= 1:
-        raise InputError(f"utility_floor must be above 0 and at most 1, got {utility_floor}")
-    if eta is not None and not 0 < eta < math.inf:
-        raise InputError(f"eta must be a finite number above 0, got {eta}")
     history = feasible_jobs(history, instance)
     best = np.array([job.utility(job.shortest_duration) for job in history])
     last = np.array(

@@ -46,12 +46,9 @@ class InstanceShape:
 
     def draw(self, seed: int, axis: str = "", value: float = 0.0) -> Instance:
         """Return the instance of that seed, with `jobs`, `load` or `servers` (under the same jobs) varied."""
-        shape = self
-        if axis == "jobs":
-            shape = replace(self, jobs=int(value))
-        elif axis == "load":
-            shape = replace(self, load=value)
-        drawn = draw_instance(seed, shape.jobs, self.slots, self.servers, load=shape.load, mixed=self.mixed)
+        jobs = int(value) if axis == "jobs" else self.jobs
+        load = value if axis == "load" else self.load
+        drawn = draw_instance(seed, jobs, self.slots, self.servers, load=load, mixed=self.mixed)
         return with_servers(drawn, int(value), self.mixed) if axis == "servers" else drawn
 
 
@@ -68,12 +65,8 @@ def draw_instance(
 
     `load` scales the data sets (chunks N, hence worker-slots) until the jobs request that fraction of all
     slots of the most demanded worker resource, as closely as whole chunks allow; durations stay as drawn.
-    Raises `InputError` for numbers below 1, or a load that is not a finite number above 0 or takes too many
-    chunks.
+    Raises `InputError` for a load that takes too many chunks.
     """
-    for name, count in (("jobs", jobs), ("slots", slots), ("servers", servers)):
-        if count < 1:
-            raise InputError(f"{name} must be 1 or more, got {count}")
     rng = np.random.default_rng(seed)
     bare = Instance(slots, GPU_SERVERS[:1], CPU_SERVERS[:1], draw_jobs(rng, jobs, slots))
     instance = with_servers(bare, servers, mixed)
@@ -134,11 +127,7 @@ def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Trainin
 def median_shortest_s() -> float:
     """Return the seconds that the median job of the distribution takes with a worker on every chunk."""
     rng = np.random.default_rng(0)
-    seconds = []
-    for _ in range(1000):
-        job = draw_job(rng, 1.0)
-        seconds.append(job.slots_a_chunk)
-    return float(np.median(seconds))
+    return float(np.median([draw_job(rng, 1.0).slots_a_chunk for _ in range(1000)]))
 
 
 def draw_job(rng: np.random.Generator, slot_s: float) -> TrainingJob:
@@ -185,8 +174,6 @@ def scale_to_load(instance: Instance, load: float, most: float = math.inf) -> In
 
     Raises `InputError` for a load at which a job would have more than `most` chunks.
     """
-    if not 0 < load < math.inf:
-        raise InputError(f"load must be a finite number above 0, got {load}")
     chunks = np.array([job.chunks for job in instance.jobs])
     slots_a_chunk = np.array([job.slots_a_chunk for job in instance.jobs])
     capacity = np.array(instance.worker_servers).sum(axis=0)
