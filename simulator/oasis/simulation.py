@@ -12,8 +12,8 @@ from typing import Protocol
 from resource_manager.core.models import Lease
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
-from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
-from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, TrainingJob, to_units
+from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
+from simulator.oasis.model import BANDWIDTH, Instance, TrainingJob
 
 OnSlot = Callable[[int, Ledger], object]
 
@@ -103,7 +103,7 @@ def run(
         booking_s += time.process_time() - started
         if on_slot is not None:
             on_slot(slot, ledger)
-        for job_id, workers in work_done(instance, jobs, slot, ledger.end_slot(slot)).items():
+        for job_id, workers in work_done(jobs, slot, ledger.end_slot(slot)).items():
             left = remaining.get(job_id, 0) - workers
             remaining[job_id] = left
             if left <= 0:
@@ -124,36 +124,15 @@ def run(
     )
 
 
-def work_done(
-    instance: Instance, jobs: Mapping[str, TrainingJob], slot: int, leases: Iterable[Lease]
-) -> dict[str, int]:
+def work_done(jobs: Mapping[str, TrainingJob], slot: int, leases: Iterable[Lease]) -> dict[str, int]:
     """Return the workers that ran, by job; raise `SimulationError` if a constraint of the model is broken."""
     workers: dict[str, int] = defaultdict(int)
     servers: dict[str, int] = defaultdict(int)
-    used: dict[str, list[int]] = defaultdict(lambda: [0] * len(RESOURCES))
     for lease in leases:
-        job = jobs[lease.request.owner]
-        count = count_of(lease)
-        is_worker = role_of(lease) == WORKER
-        (workers if is_worker else servers)[job.job_id] += count
-        for r, amount in enumerate(job.worker_units if is_worker else job.ps_units):
-            used[lease.placement.node][r] += count * amount
-    for role, servers_of in ((WORKER, instance.worker_servers), (PS, instance.ps_servers)):
-        for index, capacity in enumerate(servers_of):
-            refuse_overuse(slot, f"{role}-server-{index}", used, capacity)
+        (workers if role_of(lease) == WORKER else servers)[lease.request.owner] += count_of(lease)
     for job_id in {*workers, *servers}:
         refuse_broken_job(slot, jobs[job_id], workers[job_id], servers[job_id])
     return dict(workers)
-
-
-def refuse_overuse(slot: int, server: str, used: Mapping[str, list[int]], capacity: Amounts) -> None:
-    if server not in used:
-        return
-    for name, unit, amount, total in zip(RESOURCES, UNITS, used[server], to_units(capacity), strict=True):
-        if amount > total:
-            raise SimulationError(
-                f"slot {slot}: {server} has {total / unit:g} {name}, {amount / unit:g} are in use"
-            )
 
 
 def refuse_broken_job(slot: int, job: TrainingJob, workers: int, servers: int) -> None:
