@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.oasis.model import Instance, TrainingJob
@@ -37,12 +37,7 @@ def share_gained(
 
 
 def calibrate(
-    training: Sequence[tuple[Instance, Sequence[TrainingJob]]],
-    progress: Progress = no_progress,
-    *,
-    floors: Sequence[float] = FLOORS,
-    eta_factors: Sequence[float] = ETA_FACTORS,
-    gained: Callable[[Instance, Sequence[TrainingJob], float, float], float] = share_gained,
+    training: Sequence[tuple[Instance, Sequence[TrainingJob]]], progress: Progress = no_progress
 ) -> Calibration:
     """Return the floor and eta under which OASiS loses least on the training pairs (instance, history).
 
@@ -51,10 +46,10 @@ def calibrate(
     """
     start = max(safe_eta(history, instance, OUTLIERS) for instance, history in training)
     tried: list[tuple[float, Calibration]] = []
-    for floor in floors:
-        for factor in eta_factors:
-            shares = [gained(instance, history, floor, factor * start) for instance, history in training]
+    for floor in FLOORS:
+        for factor in ETA_FACTORS:
+            shares = [share_gained(*pair, floor, factor * start) for pair in training]
             loss = statistics.fmean(1 / max(share, 1e-9) for share in shares)
             tried.append((loss, Calibration(floor, factor * start, statistics.fmean(shares))))
-            progress(len(tried), len(floors) * len(eta_factors))
+            progress(len(tried), len(FLOORS) * len(ETA_FACTORS))
     return min(tried, key=lambda each: each[0])[1]

@@ -70,13 +70,7 @@ class Maximisation:
         """Constrain the sum of coefficient x column to lie between the two bounds."""
         columns = np.fromiter(terms.keys(), np.int32, len(terms))
         coefficients = np.fromiter(terms.values(), float, len(terms))
-        self._highs.addRow(
-            max(at_least, -highspy.kHighsInf),
-            min(at_most, highspy.kHighsInf),
-            len(terms),
-            columns,
-            coefficients,
-        )
+        self._highs.addRow(at_least, at_most, len(terms), columns, coefficients)
 
     def solve(self, time_limit_s: float, *, relaxed: bool = False) -> Solution:
         """Return the best solution within the time; `relaxed` lets integer columns take any value."""

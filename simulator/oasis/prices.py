@@ -54,16 +54,16 @@ class Prices:
         for r, amount in enumerate(demand):
             if amount > 0 and pool.total[r] > 0:
                 share = amount / pool.total[r]
-                price += share * low * np.exp(math.log(high[r] / low) * used_share(pool, r, first_slot))
+                free, capacity = pool.free[first_slot:, :, r], pool.capacity[:, r]
+                # A server that has none of the resource counts as full.
+                used = 1.0 - np.divide(free, capacity, out=np.zeros_like(free), where=capacity > 0)
+                price += share * low * np.exp(math.log(high[r] / low) * used)
         return price
 
     @property
     def alpha(self) -> float:
         """Half the competitive ratio (paper, theorem 4)."""
-        return max(
-            1.0,
-            *(math.log(high / self.low[role]) for role in self.high for high in self.high[role]),
-        )
+        return max(1.0, *(math.log(high / self.low[role]) for role in self.high for high in self.high[role]))
 
     def scaled(self, low: float = 1.0, high: float = 1.0) -> Prices:
         """Return the same functions with misestimated ends; `low` stays below `high`."""
@@ -73,13 +73,6 @@ class Prices:
             high=scaled_high,
             low={role: min(low * value, *scaled_high[role]) for role, value in self.low.items()},
         )
-
-
-def used_share(pool: Pool, r: int, first_slot: int) -> Floats:
-    """Return the fraction of resource r in use: slots x servers; 1 where a server has none of it."""
-    capacity = pool.capacity[:, r]
-    free = pool.free[first_slot:, :, r]
-    return 1.0 - np.divide(free, capacity, out=np.zeros_like(free), where=capacity > 0)
 
 
 def fit_prices(
@@ -141,17 +134,10 @@ def feasible_jobs(history: Sequence[TrainingJob], instance: Instance) -> list[Tr
 
 def shares_of(history: Sequence[TrainingJob], instance: Instance, role: str) -> tuple[Floats, Floats]:
     """Return fractions of all servers per worker (or PS), jobs x resources; their sums times the work."""
-    if role == WORKER:
-        share = demand_shares([job.worker for job in history], instance.worker_servers)
-    else:
-        share = demand_shares([job.ps for job in history], instance.ps_servers)
+    is_worker = role == WORKER
+    demands = np.array([job.worker if is_worker else job.ps for job in history], dtype=float)
+    servers = np.array(instance.worker_servers if is_worker else instance.ps_servers, dtype=float)
+    total = servers.sum(axis=0)
+    share: Floats = np.divide(demands, total, out=np.zeros_like(demands), where=total > 0)
     work = np.array([job.work for job in history], dtype=float)
     return share, work * share.sum(axis=1)
-
-
-def demand_shares(demands: Sequence[Amounts], servers: Sequence[Amounts]) -> Floats:
-    """Return demands as fractions of the capacity of all servers: demands x resources."""
-    total = np.array(servers, dtype=float).sum(axis=0)
-    shares: Floats = np.zeros((len(demands), len(RESOURCES)))
-    np.divide(np.array(demands, dtype=float), total, out=shares, where=total > 0)
-    return shares

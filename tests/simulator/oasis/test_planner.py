@@ -255,24 +255,21 @@ def test_an_outlier_in_a_history_changes_no_estimate() -> None:
         assert odder.high[role] == pytest.approx(plain.high[role], rel=0.2)
 
 
-def test_calibration_chooses_the_least_mean_loss() -> None:
+def test_calibration_chooses_the_least_mean_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three floors; the mean of 1 / share counts, so one bad instance weighs more than a good one."""
     training = [
         (draw_instance(seed, jobs=3), draw_history(draw_instance(seed, jobs=3), seed)) for seed in (1, 2)
     ]
     shares = {0.1: (0.9, 0.1), 0.2: (0.4, 0.5), 0.3: (0.3, 0.3)}
 
-    def gained(instance: Instance, history: object, utility_floor: float, eta: float) -> float:
+    def share_gained(instance: Instance, history: object, utility_floor: float, eta: float) -> float:
         return shares[utility_floor][[each for each, _ in training].index(instance)]
 
+    monkeypatch.setattr("simulator.oasis.calibrate.FLOORS", tuple(shares))
+    monkeypatch.setattr("simulator.oasis.calibrate.ETA_FACTORS", (1.0,))
+    monkeypatch.setattr("simulator.oasis.calibrate.share_gained", share_gained)
     told: list[tuple[int, int]] = []
-    found = calibrate(
-        training,
-        lambda done, total: told.append((done, total)),
-        floors=tuple(shares),
-        eta_factors=(1.0,),
-        gained=gained,
-    )
+    found = calibrate(training, lambda done, total: told.append((done, total)))
     assert found.utility_floor == 0.2
     assert found.share == pytest.approx(0.45)
     assert told == [(1, 3), (2, 3), (3, 3)]
