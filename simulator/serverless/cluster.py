@@ -94,12 +94,6 @@ class Cluster:
             server.reset()
         self._events = events
 
-    def __len__(self) -> int:
-        return len(self._servers)
-
-    def __contains__(self, server_name: str) -> bool:
-        return server_name in self._servers
-
     def __getitem__(self, server_name: str) -> tuple[Server, ...]:
         return self._servers[server_name]
 

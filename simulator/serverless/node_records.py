@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import NamedTuple
 
 from resource_manager.core.models import Amount
@@ -45,9 +45,6 @@ class ResourceUtilizationManager:
         """Clear all records: from `timestamp` on the node is idle."""
         self._rows: list[tuple[float, int, int, Amount]] = [(timestamp, 0, 0, self._memory)]
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def clear_after(self, timestamp: float) -> None:
         """Remove the records at and after `timestamp`."""
         rows = self._rows
@@ -67,25 +64,17 @@ class ResourceUtilizationManager:
     @property
     def records(self) -> list[UtilizationRecord]:
         """All records, in order of time."""
-        return [self._record(row) for row in self._rows]
-
-    def get_record_at(self, timestamp: float) -> UtilizationRecord:
-        """Return the record valid at `timestamp`; raise `ValueError` before the first."""
-        position = bisect_right(self._rows, timestamp, key=lambda row: row[0])
-        if not position:
-            raise ValueError(f"no record at {timestamp}: the first is at {self._rows[0][0]}")
-        return self._record(self._rows[position - 1])
-
-    def _record(self, row: tuple[float, int, int, Amount]) -> UtilizationRecord:
-        timestamp, speed, parallelism, free = row
-        return UtilizationRecord(
-            timestamp,
-            speed / (self._cpu * self._single_core_speed),
-            (self._memory - free) / self._memory,
-            parallelism / self._cpu,
-            parallelism,
-            int(free),
-        )
+        return [
+            UtilizationRecord(
+                timestamp,
+                speed / (self._cpu * self._single_core_speed),
+                (self._memory - free) / self._memory,
+                parallelism / self._cpu,
+                parallelism,
+                int(free),
+            )
+            for timestamp, speed, parallelism, free in self._rows
+        ]
 
     def thread_speeds(self, start: float, end: float) -> list[tuple[float, int]]:
         """Return (timestamp, operations per second of one thread) of the records in [start, end)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from math import inf
 
 from simulator.serverless.errors import WorkflowError
@@ -21,48 +22,25 @@ class FunctionState(enum.Enum):
 PENDING, SUBMITTED, RUNNING, FINISHED = FunctionState
 
 
+@dataclass(slots=True, eq=False)
 class Function:
     """Function of a workflow: operations, MiB required and allocated, threads, and its times in seconds.
 
     `position` is that of its NUMA node in the cluster, -1 before its placement; times to come are infinite.
     """
 
-    __slots__ = (
-        "completion_time",
-        "computation",
-        "fn_id",
-        "memory_alloc",
-        "memory_req",
-        "parallelism",
-        "position",
-        "start_time",
-        "state",
-        "submission_time",
-        "unfinished_predecessors",
-        "wf_id",
-    )
-
-    def __init__(
-        self,
-        wf_id: int,
-        fn_id: int,
-        computation: int,
-        memory_req: int,
-        parallelism: int,
-        unfinished_predecessors: int = 0,
-    ) -> None:
-        self.wf_id = wf_id
-        self.fn_id = fn_id
-        self.computation = computation
-        self.memory_req = memory_req
-        self.parallelism = parallelism
-        self.unfinished_predecessors = unfinished_predecessors
-        self.state = PENDING
-        self.position = -1
-        self.memory_alloc: int | None = None
-        self.submission_time = inf
-        self.start_time = inf
-        self.completion_time = inf
+    wf_id: int
+    fn_id: int
+    computation: int
+    memory_req: int
+    parallelism: int
+    unfinished_predecessors: int = 0
+    state: FunctionState = PENDING
+    position: int = -1
+    memory_alloc: int | None = None
+    submission_time: float = inf
+    start_time: float = inf
+    completion_time: float = inf
 
     def submit(self, time: float) -> None:
         """Change the state from PENDING to SUBMITTED; raises `WorkflowError`, as `run` and `finish` do."""
@@ -94,15 +72,6 @@ class Function:
 class Workflow:
     """One run of a template, from its arrival until its last function ends."""
 
-    __slots__ = (
-        "arrival_time",
-        "functions",
-        "source_functions",
-        "template",
-        "unfinished",
-        "wf_id",
-    )
-
     def __init__(self, wf_id: int, arrival_time: float, template: WorkflowTemplate) -> None:
         self.wf_id = wf_id
         self.arrival_time = arrival_time
@@ -110,17 +79,10 @@ class Workflow:
         self.source_functions = tuple(
             fn_id for fn_id, parents in enumerate(template.predecessors) if not parents
         )
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset every function to PENDING."""
-        dag = self.template
-        wf_id = self.wf_id
+        demands = zip(template.computations, template.memory_reqs, template.parallelisms, strict=True)
         self.functions = [
-            Function(wf_id, fn_id, computation, memory_req, parallelism, len(parents))
-            for fn_id, (computation, memory_req, parallelism, parents) in enumerate(
-                zip(dag.computations, dag.memory_reqs, dag.parallelisms, dag.predecessors, strict=True)
-            )
+            Function(wf_id, fn_id, *demand, len(template.predecessors[fn_id]))
+            for fn_id, demand in enumerate(demands)
         ]
         self.unfinished = len(self.functions)
 
@@ -152,18 +114,6 @@ class Workflow:
 
     def _in_state(self, state: FunctionState) -> set[int]:
         return {function.fn_id for function in self.functions if function.state is state}
-
-    @property
-    def completed(self) -> bool:
-        """True if every function has finished."""
-        return not self.unfinished
-
-    @property
-    def completion_time(self) -> float | None:
-        """End (s) of the last function; None before that."""
-        if not self.completed:
-            return None
-        return max(function.completion_time for function in self.functions)
 
     def ready_after(self, function: Function) -> list[Function]:
         """Count a function that has ended; return the successors that waited only for it."""

@@ -137,9 +137,7 @@ def test_a_node_and_its_server_report_the_documented_properties(node: NumaNode) 
     assert server.latest_finished_time == pytest.approx(3.5855)
     start(node, container(C, 1, 8192, 8192, 1000, 1.0))
     assert [waiting.fn_id for waiting in node.waiting_containers] == [C]
-    assert node.utilization.get_record_at(0.5).free_memory == 6144
-    with pytest.raises(ValueError, match="no record at -1"):
-        node.utilization.get_record_at(-1.0)
+    assert node.utilization.records[-1].free_memory == 6144
     idle = Server("c5", 1, 0.1, 0.5, [other])
     assert (idle.earliest_finished_nn_id, idle.latest_finished_nn_id) == (None, None)
 
