@@ -22,17 +22,12 @@ def parse_arrivals(text: str, seed: int) -> list[float]:
         if len(parts) != 3 or not 0 < rate < math.inf or not 1 <= count <= MAX_ARRIVALS:
             wanted = f"poisson:RATE:N with RATE above 0 and N from 1 to {MAX_ARRIVALS:,}"
             raise InputError(f"arrivals {text!r}: expected {wanted}")
-        return poisson_arrivals(rate, count, np.random.default_rng(seed))
+        gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=count)
+        return [float(time) for time in np.cumsum(gaps)]
     try:
         times = [float(part) for part in text.split(",")]
     except ValueError:
         times = [-1.0]
     if not all(0 <= time < math.inf for time in times):
         raise InputError(f"arrivals {text!r}: expected seconds like 0,1,2.5 or poisson:RATE:N")
-    return times
-
-
-def poisson_arrivals(rate: float, count: int, random: np.random.Generator) -> list[float]:
-    """Draw `count` arrivals (s) of a Poisson process of `rate` per second."""
-    times: list[float] = np.cumsum(random.exponential(1.0 / rate, size=count)).tolist()
     return times

@@ -119,7 +119,7 @@ def _templates(sources: tuple[str, ...], seed: int, single_core_speed: int) -> l
         if size.isdecimal() and not Path(source).exists():
             templates.append(generate_workflow(shape, int(size), seed, single_core_speed))
         else:
-            templates += read_workflows([source], single_core_speed)
+            templates += read_workflows([Path(source)], single_core_speed)
     return templates
 
 

@@ -101,10 +101,7 @@ class _Reader:
             self.current = None
 
 
-def read_dax(
-    path: str | Path,
-    single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED,
-) -> WorkflowTemplate:
+def read_dax(path: Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
     """Read the workflow of a DAX file; functions are numbered in the order of their job ids.
 
     The operations of a function are runtime x single_core_speed x parallelism. An edge carries the files
@@ -112,7 +109,6 @@ def read_dax(
     threads: they are read from `NAME.memory.json` and `NAME.parallelism.json` beside the file if these
     exist, else they are 128 MiB and 1. Raises `WorkflowError` with file and line.
     """
-    path = Path(path)
     reader = _Reader(path)
     try:
         reader.parser.Parse(path.read_bytes(), True)
@@ -137,7 +133,9 @@ def read_dax(
         shared = reader.jobs[child].inputs & outputs.keys()
         edges.append((number[parent], number[child], sum(outputs[file] for file in shared)))
     edges.sort()
-    _check_acyclic(reader, names, edges)
+    if cycle := [names[fn_id] for fn_id in find_cycle(edges)]:
+        first = reader.dependencies[cycle[0], cycle[1]]
+        raise reader.fail(f"the jobs form a cycle: {' -> '.join(cycle)}", first)
     memory_reqs = _companion(path, "memory", "memory_reqs", len(names), DEFAULT_MEMORY_MIB)
     parallelisms = _companion(path, "parallelism", "parallelisms", len(names), DEFAULT_PARALLELISM)
     return WorkflowTemplate(
@@ -147,14 +145,6 @@ def read_dax(
         tuple(edges),
         path.stem,
     )
-
-
-def _check_acyclic(reader: _Reader, names: list[str], edges: list[tuple[int, int, int]]) -> None:
-    cycle = [names[fn_id] for fn_id in find_cycle(edges)]
-    if cycle:
-        raise reader.fail(
-            f"the jobs form a cycle: {' -> '.join(cycle)}", reader.dependencies[cycle[0], cycle[1]]
-        )
 
 
 def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> tuple[int, ...]:

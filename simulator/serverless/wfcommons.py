@@ -70,13 +70,12 @@ class _Instance(BaseModel):
     workflow: _Workflow
 
 
-def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
+def read_wfcommons(path: Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
     """Read the workflow of an instance; functions are numbered in the order of its tasks.
 
     Threads are the core count of the run and MiB its memory, rounded up; 1 and 128 if they are missing.
     An edge carries the files the parent writes and the child reads. Raises `WorkflowError`.
     """
-    path = Path(path)
     try:
         instance = _Instance.model_validate_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
@@ -90,7 +89,8 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
                 f"the task {task.id!r} has no execution, so its runtime is unknown", path=path
             )
     edges = _edges(path, instance.workflow.specification, number)
-    _check_acyclic(path, [task.id for task in tasks], edges)
+    if cycle := [tasks[fn_id].id for fn_id in find_cycle(edges)]:
+        raise WorkflowError(f"the tasks form a cycle: {' -> '.join(cycle)}", path=path)
     ordered = [runs[task.id] for task in tasks]
     parallelisms = [math.ceil(run.coreCount or DEFAULT_PARALLELISM) for run in ordered]
     return WorkflowTemplate(
@@ -130,9 +130,3 @@ def _edges(path: Path, specification: _Specification, number: dict[str, int]) ->
             raise WorkflowError(f"the file {unknown[0]!r} has no size", path=path)
         edges.append((parent, child, sum(size[file] for file in shared)))
     return edges
-
-
-def _check_acyclic(path: Path, names: list[str], edges: list[tuple[int, int, int]]) -> None:
-    cycle = [names[fn_id] for fn_id in find_cycle(edges)]
-    if cycle:
-        raise WorkflowError(f"the tasks form a cycle: {' -> '.join(cycle)}", path=path)

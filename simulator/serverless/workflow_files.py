@@ -15,11 +15,11 @@ NOT_WORKFLOWS = (".dag.json", ".memory.json", ".parallelism.json")
 
 
 def read_workflows(
-    paths: Iterable[str | Path], single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
+    paths: Iterable[Path], single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
 ) -> list[WorkflowTemplate]:
     """Read templates from files and folders (sorted by name); raise `InputError` if there are none."""
     files: list[Path] = []
-    for path in map(Path, paths):
+    for path in paths:
         if path.is_dir():
             found = sorted(
                 entry
@@ -34,9 +34,8 @@ def read_workflows(
     return [read_workflow(path, single_core_speed) for path in files]
 
 
-def read_workflow(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
+def read_workflow(path: Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
     """Read a Pegasus DAX (`.dax`, `.xml`) or a WfCommons file (`.json`); raise `InputError`."""
-    path = Path(path)
     if not path.exists():
         raise WorkflowError("no such file or folder", path=path)
     if path.suffix in {".dax", ".xml"}:
