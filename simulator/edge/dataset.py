@@ -118,13 +118,15 @@ class Dataset:
         return len(self.devices) - len(self.ue_rate)
 
     @cached_property
-    def capacity_changes(self) -> dict[int, tuple[tuple[int, int, int], ...]]:
+    def capacity_changes(self) -> dict[int, list[tuple[int, int, int]]]:
         """Second of the metric period -> (device, cpus, memory_mib) of the devices that change then.
 
         A user device keeps its last capacity while it is offline, and starts with that of its first metric.
         """
         changes: dict[int, list[tuple[int, int, int]]] = {}
-        for device in self.devices[len([d for d in self.devices if d.kind == "Cloud"]) :]:
+        for device in self.devices:
+            if device.kind == "Cloud":
+                continue
             first, last = device.online_s, device.offline_s
             cpus = self.cpus[device.index, first : last + 1]
             memory = self.memory_mib[device.index, first : last + 1]
@@ -132,23 +134,23 @@ class Dataset:
             for at in np.flatnonzero(differs).tolist():
                 change = (device.index, int(cpus[at]), int(memory[at]))
                 changes.setdefault(first + at, []).append(change)
-        return {second: tuple(found) for second, found in changes.items()}
+        return changes
 
     @cached_property
-    def leaving(self) -> dict[int, tuple[int, ...]]:
+    def leaving(self) -> dict[int, list[int]]:
         """Second of the metric period -> user devices that go offline at its end."""
         leaving: dict[int, list[int]] = {}
         for device in self.devices[self.first_ue :]:
             leaving.setdefault(device.offline_s, []).append(device.index)
-        return {second: tuple(found) for second, found in leaving.items()}
+        return leaving
 
     @cached_property
-    def joining(self) -> dict[int, tuple[int, ...]]:
+    def joining(self) -> dict[int, list[int]]:
         """Second of the metric period -> user devices that come online."""
         joining: dict[int, list[int]] = {}
         for device in self.devices[self.first_ue :]:
             joining.setdefault(device.online_s, []).append(device.index)
-        return {second: tuple(found) for second, found in joining.items()}
+        return joining
 
     @cached_property
     def rate_rows(self) -> list[list[int]]:
@@ -158,9 +160,8 @@ class Dataset:
 
     def first_capacity(self, device: Device) -> tuple[int, int]:
         """Return (cpus, memory_mib) at the start; for a user device, those of its first metric."""
-        return int(self.cpus[device.index, device.online_s]), int(
-            self.memory_mib[device.index, device.online_s]
-        )
+        at = device.index, device.online_s
+        return int(self.cpus[at]), int(self.memory_mib[at])
 
     def is_online(self, device: Device, second: int) -> bool:
         return device.online_s <= second % METRIC_PERIOD_S <= device.offline_s

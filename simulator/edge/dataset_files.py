@@ -43,7 +43,7 @@ MAX_RUN_S = 10 * MAX_TIME_S
 """Upper bound (s) of a task on the slowest device, for the same reason."""
 MAX_NUMBER = 2**31 - 1
 """Upper bound of numbers, which are stored in arrays of 32 bits."""
-MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
+MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory", "PrepareDuration"}
 
 
 class _Tables:
@@ -60,10 +60,7 @@ class _Tables:
 
     def numbers(self, table: str) -> Iterator[tuple[Row, list[int]]]:
         columns = COLUMNS[table]
-        positive = [
-            name not in MAY_BE_ZERO and not name.endswith("Id") and name != "PrepareDuration"
-            for name in columns
-        ]
+        positive = [name not in MAY_BE_ZERO and not name.endswith("Id") for name in columns]
         for row in self.rows(table):
             values = row.wholes(columns, MAX_NUMBER)
             if 0 in values:
@@ -99,9 +96,7 @@ def read_dataset(folder: Path) -> Dataset:
     capacity[:, : len(hosts)] = np.transpose(hosts)[:, :, np.newaxis]
     _read_bs_metric(tables, devices, capacity)
     _read_ue_metric(tables, devices, capacity, links)
-    return Dataset(
-        folder.resolve().name, categories, jobs, tasks, devices, capacity[0], capacity[1], links[0], links[1]
-    )
+    return Dataset(folder.resolve().name, categories, jobs, tasks, devices, *capacity, *links)
 
 
 def _read_categories(tables: _Tables) -> dict[int, Category]:
@@ -134,8 +129,7 @@ def _read_devices(tables: _Tables) -> tuple[tuple[Device, ...], list[tuple[int, 
         devices.append(Device(len(devices), "BS", bs_id, factor, rate))
     for row, (ue_id, factor, online, offline) in tables.keyed("ue_table").values():
         if not online <= offline < METRIC_PERIOD_S:
-            reason = f"online from {online} to {offline} is not within 0 to {METRIC_PERIOD_S - 1}"
-            raise row.fail(reason)
+            raise row.fail(f"online from {online} to {offline} is not within 0 to {METRIC_PERIOD_S - 1}")
         devices.append(Device(len(devices), "UE", ue_id, factor, online_s=online, offline_s=offline))
     return tuple(devices), hosts
 
@@ -198,7 +192,7 @@ def _read_jobs(
     rows: dict[int, Row] = {}
     members: dict[int, list[int]] = {job_id: [] for job_id in arrivals}
     for row in tables.rows("task_table"):
-        edges = [_edges(row, name) for name in ("ParentTasks", "ChildTasks")]
+        parents, children = (_edges(row, name) for name in ("ParentTasks", "ChildTasks"))
         task_id, job_id, category_id, compute_s = row.wholes(NUMBERS_OF_TASK, MAX_NUMBER)
         if task_id in tasks:
             raise row.fail(f"TaskId {task_id} is given twice")
@@ -209,11 +203,10 @@ def _read_jobs(
         if not 0 < compute_s <= MAX_TIME_S:
             raise row.fail(f"ComputeDuration is {compute_s}, not within 1 to {MAX_TIME_S}")
         if compute_s * slowest > MAX_RUN_S:
-            reason = (
+            raise row.fail(
                 f"ComputeDuration {compute_s} x the largest ComputeFactor, {slowest}, is above {MAX_RUN_S}"
             )
-            raise row.fail(reason)
-        tasks[task_id] = Task(task_id, job_id, category_id, edges[0], edges[1], compute_s)
+        tasks[task_id] = Task(task_id, job_id, category_id, parents, children, compute_s)
         rows[task_id] = row
         members[job_id].append(task_id)
     _check_graph(tasks, rows)

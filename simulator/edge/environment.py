@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from resource_manager.core.changes import Drained, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node, Placement, Request
@@ -19,22 +21,23 @@ NEVER_S = 1 << 30
 """End of a task that cannot end: its device goes offline during a transfer."""
 
 
+@dataclass(slots=True, eq=False)
 class Executor:
     """Lease on a device for tasks of one category.
 
     It prepares until `free_from_s`; while it runs `task_id`, `free_from_s` is the expected end of the task.
     """
 
-    __slots__ = ("category", "created_s", "device", "executor_id", "free_from_s", "lease_id", "task_id")
+    executor_id: int
+    category: Category
+    device: Device
+    created_s: int
+    free_from_s: int
+    task_id: int | None = None
 
-    def __init__(self, executor_id: int, category: Category, device: Device, created_s: int) -> None:
-        self.executor_id = executor_id
-        self.category = category
-        self.device = device
-        self.created_s = created_s
-        self.free_from_s = created_s + max(1, category.prepare_s)
-        self.lease_id = f"executor-{executor_id}"
-        self.task_id: int | None = None
+    @property
+    def lease_id(self) -> str:
+        return f"executor-{self.executor_id}"
 
     def is_free(self, now: int) -> bool:
         return self.task_id is None and self.free_from_s <= now
@@ -118,7 +121,8 @@ class Environment:
     def add(self, category: Category, device: Device) -> Executor:
         """Create an executor; raise `CapacityError` if it does not fit."""
         self._last_executor_id += 1
-        executor = Executor(self._last_executor_id, category, device, self.now)
+        ready_s = self.now + max(1, category.prepare_s)
+        executor = Executor(self._last_executor_id, category, device, self.now, ready_s)
         request = Request(
             executor.lease_id,
             resources=_resources(category.cpus, category.memory_mib),

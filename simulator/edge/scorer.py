@@ -44,18 +44,15 @@ class Score:
     failed: dict[str, int]
 
 
+@dataclass(slots=True, eq=False)
 class _Executor:
-    __slots__ = ("category_id", "created_s", "device", "executor_id", "free_from_s", "matched_s", "task_id")
-
-    def __init__(self, executor_id: int, category_id: int, device: Device, created_s: int, prepare_s: int):
-        self.executor_id = executor_id
-        self.category_id = category_id
-        self.device = device
-        self.created_s = created_s
-        # Preparation ends when the clock advances, so it takes at least one second.
-        self.free_from_s = created_s + max(1, prepare_s)
-        self.task_id: int | None = None
-        self.matched_s = -1
+    executor_id: int
+    category_id: int
+    device: Device
+    created_s: int
+    free_from_s: int
+    task_id: int | None = None
+    matched_s: int = -1
 
 
 def score_plan(dataset: Dataset, plan: Plan) -> Score:
@@ -114,7 +111,9 @@ class _Replay:
         elif used[0] + category.cpus > capacity[0] or used[1] + category.memory_mib > capacity[1]:
             self.failed["add: not enough capacity"] += 1
         else:
-            executor = _Executor(add.executor_id, add.category_id, device, self.now, category.prepare_s)
+            # Preparation ends when the clock advances, so it takes at least one second.
+            free_from_s = self.now + max(1, category.prepare_s)
+            executor = _Executor(add.executor_id, add.category_id, device, self.now, free_from_s)
             used[0] += category.cpus
             used[1] += category.memory_mib
             self.executors[add.executor_id] = self.on_device[device.index][add.executor_id] = executor

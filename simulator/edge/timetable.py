@@ -255,10 +255,9 @@ def carry_out(
             executor = executors.pop(i)
             environment.match(executor, tasks[i].task_id)
             if executor.free_from_s != end[i]:
-                reason = (
+                raise SimulationError(
                     f"task {tasks[i].task_id} ends at {executor.free_from_s}, but was planned for {end[i]}"
                 )
-                raise SimulationError(reason)
             if after[i] >= 0:
                 executors[after[i]] = executor
             else:
