@@ -10,11 +10,13 @@ from resource_manager.errors import PolicyError
 from resource_manager.scheduling.placement.package_policy import load
 from simulator.rounds.linear_programs import Solve, get_solver
 from simulator.rounds.policies.base import RoundPolicy
-from simulator.rounds.policies.gandiva_fair import gandiva_fair
-from simulator.rounds.policies.max_min_fairness import max_min_fairness
-from simulator.rounds.policies.max_sum_throughput import max_sum_throughput
-from simulator.rounds.policies.min_total_duration import min_total_duration
 from simulator.rounds.policies.optimus import Optimus
+from simulator.rounds.policies.shockwave_shares import (
+    gandiva_fair,
+    max_min_fairness,
+    max_sum_throughput,
+    min_total_duration,
+)
 from simulator.rounds.policies.time_shares import RunByShares
 from simulator.rounds.policies.tiresias import Tiresias
 

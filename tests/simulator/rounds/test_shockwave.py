@@ -14,10 +14,12 @@ from resource_manager.scheduling import allocator
 from simulator.rounds.gavel_rounds import MAX_FAILURES, RESTART_S, ROUND_S, GavelRounds
 from simulator.rounds.linear_programs import get_solver
 from simulator.rounds.policies import get_round_policy
-from simulator.rounds.policies.gandiva_fair import gandiva_fair
-from simulator.rounds.policies.max_min_fairness import max_min_fairness
-from simulator.rounds.policies.max_sum_throughput import max_sum_throughput
-from simulator.rounds.policies.min_total_duration import min_total_duration
+from simulator.rounds.policies.shockwave_shares import (
+    gandiva_fair,
+    max_min_fairness,
+    max_sum_throughput,
+    min_total_duration,
+)
 from simulator.rounds.shockwave import ShockwaveJob, read_jobs
 from simulator.rounds.studies import study
 from tests.simulator.refusing import assert_refused
