@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from resource_manager.core.maintenance import preemptor_in_words
 from simulator.replay.job_runs import Record
 from simulator.replay.workload import Part
 
 
-def _described(parts: Iterable[Part]) -> list[str]:
-    """Return the decisions about a job in words: its starts and preemptions."""
-    found = []
-    for part in parts:
-        where = ", ".join(f"{member.node} {list(member.gpu_ids)}" for member in part.lease.members)
-        found.append(f"{where} at {part.lease.granted_at:.6g}")
-        if part.preempted_at is not None:
-            preemptor = preemptor_in_words(part.preempted_by)
-            found.append(f"preempted for {preemptor} at {part.preempted_at:.6g}")
-    return found or ["not started"]
-
-
 def differences(record: Record) -> list[str]:
-    """Return one line for each job that the replay placed, started or preempted otherwise than recorded."""
+    """Return the jobs that the replay placed, started or preempted otherwise than recorded."""
 
     def decisions(parts: Iterable[Part]) -> list[tuple[Any, ...]]:
         return [
@@ -32,8 +19,7 @@ def differences(record: Record) -> list[str]:
         ]
 
     return [
-        f"{task_id}: recorded {'; '.join(_described(job_run.job.recorded))}, "
-        f"replayed {'; '.join(_described(job_run.leases))}"
+        task_id
         for task_id, job_run in record.job_runs.items()
         if decisions(job_run.job.recorded) != decisions(job_run.leases)
     ]

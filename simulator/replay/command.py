@@ -18,13 +18,11 @@ from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb, options
 from simulator.replay.agreement import compare_with_record
 from simulator.replay.comparison import Case, check, head_of, play, rounds_of
-from simulator.replay.curves import curve_data
 from simulator.replay.job_runs import Record
-from simulator.replay.report import team_table, write_report
+from simulator.replay.report import save_timeline, team_table, write_report
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
-from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
+from simulator.rounds.record import JOB_COLUMNS, bars_of, curves, job_rows, study_summary, summarise
 from simulator.rounds.studies import STUDIES
-from simulator.rounds.timeline import bars_of, save_timeline
 
 POLICY_HELP = (
     "Placement policy, default first_fit; or a round policy, which preempts jobs between rounds: "
@@ -153,7 +151,7 @@ def _write(case: Case, record: Record, summary: dict[str, Any], output_dir: Path
         rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
-        result = {"case": head_of(case), "summary": summary, **curve_data(record)}
+        result = {"case": head_of(case), "summary": summary, **metrics.curve_data(record)}
         write_report(f"Replay of {case.source.name}", result, output_dir)
         end = record.samples[-1].at
         bars = [

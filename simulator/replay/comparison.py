@@ -22,7 +22,6 @@ from resource_manager.scheduling.queue.orders import get_order
 from simulator.errors import InputError, SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics, openb
-from simulator.replay.curves import curve_data
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.job_runs import Record
 from simulator.replay.replay import CHECKPOINT_S, Replay
@@ -250,7 +249,7 @@ def run_case(case: Case) -> dict[str, Any]:
         rounds.run()
         return {"case": {**head, "in_rounds": True}, "summary": summarise(rounds), **curves(rounds)}
     record = play(case)
-    return {"case": head, "summary": metrics.summarise(record), **curve_data(record)}
+    return {"case": head, "summary": metrics.summarise(record), **metrics.curve_data(record)}
 
 
 def rounds_of(source: Source, policy: str, solver: str) -> Rounds:

@@ -1,4 +1,4 @@
-"""Figures of a replay from its record: waiting, completion, allocation, occupancy, fragmentation."""
+"""Figures of a replay from its record, and the data of its plots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from resource_manager.core.models import MILLI_PER_GPU, Placement
 from resource_manager.core.team_ledger import milli_of
 from simulator.replay.cluster_samples import Sample
-from simulator.replay.fairness import fairness_figures
+from simulator.replay.fairness import fairness, fairness_figures
 from simulator.replay.job_runs import JobRun, Record
 from simulator.stats import mean, percentile
 
@@ -33,11 +33,7 @@ def summarise(record: Record) -> dict[str, Any]:
     time the workload knows. A recorded history also has the mean wait that was recorded.
     """
     job_runs = list(record.job_runs.values())
-    started = [job_run for job_run in job_runs if job_run.started_at is not None]
-    waits = sorted(wait_s(job_run) for job_run in started)
-    completions = [
-        job_run.ended_at - job_run.job.submitted_at for job_run in job_runs if job_run.ended_at is not None
-    ]
+    waits, completions = waits_s(job_runs), completions_s(job_runs)
     ends = [job_run.ended_at for job_run in job_runs if job_run.ended_at is not None]
     recorded = [job_run.job.waited_s for job_run in job_runs if job_run.job.recorded]
     first = min((job_run.job.submitted_at for job_run in job_runs), default=0.0)
@@ -55,7 +51,7 @@ def summarise(record: Record) -> dict[str, Any]:
         **fairness_figures(record),
         **over_time(record),
         **_by_team(record),
-        "waits_of": waits_of(started),
+        "waits_of": waits_of([job_run for job_run in job_runs if job_run.started_at is not None]),
         "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
         "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),
         **({"recorded_mean_wait_s": _rounded(mean(recorded))} if recorded else {}),
@@ -92,7 +88,7 @@ def _by_team(record: Record) -> dict[str, Any]:
         groups.setdefault(team if team in ruled else THE_REST, []).append(job_run)
     found = {}
     for name, group in groups.items():
-        waits = sorted(wait_s(job_run) for job_run in group if job_run.started_at is not None)
+        waits = waits_s(group)
         found[name] = {
             "guaranteed": ruled.get(name, "0"),
             "jobs": len(group),
@@ -113,6 +109,18 @@ def wait_s(job_run: JobRun) -> float:
     """Return how long a started job has waited, in seconds: without the times in which it ran."""
     assert job_run.started_at is not None
     return max(job_run.started_at - job_run.job.submitted_at - job_run.ran_s, 0.0)
+
+
+def waits_s(job_runs: Iterable[JobRun]) -> list[float]:
+    """Return how long the started jobs have waited, ascending."""
+    return sorted(wait_s(job_run) for job_run in job_runs if job_run.started_at is not None)
+
+
+def completions_s(job_runs: Iterable[JobRun]) -> list[float]:
+    """Return the times from submission to end of the jobs that ended."""
+    return [
+        job_run.ended_at - job_run.job.submitted_at for job_run in job_runs if job_run.ended_at is not None
+    ]
 
 
 def spans(job_run: JobRun, end: float) -> Iterator[tuple[Placement, float, float]]:
@@ -150,6 +158,41 @@ def over_time(record: Record) -> dict[str, float | None]:
 BINS = 60
 """Parts of equal length into which the time of a replay is divided for figures."""
 
+MAX_VALUES = 400
+"""Values kept of a distribution for figures, besides its last."""
+
+Use = tuple[str, float, float, float]
+"""(node, GPU milli, begin, end): so much of the node was in use in that time, in seconds."""
+
+
+def curve_data(record: Record, uses: Iterable[Use] | None = None) -> dict[str, Any]:
+    """Return the data of a report's figures: means over bins, and some of waits, completions and fairness.
+
+    `uses` of the servers are those of the leases unless they are given.
+    """
+    job_runs = record.job_runs.values()
+    nodes, shares, start, end = busy_shares(record, uses=uses)
+    at_s, used, total, pending = binned(record)
+    return {
+        "curve": {
+            "at_s": at_s,
+            "allocated_percent": [
+                100 * part / max(whole, 1) for part, whole in zip(used, total, strict=True)
+            ],
+            "waiting": pending,
+        },
+        "waits_s": _some(waits_s(job_runs)),
+        "jct_s": _some(sorted(completions_s(job_runs))),
+        "ftf": _some(sorted(fairness(record).values())),
+        "heat": {"nodes": nodes, "shares": shares, "end_s": end - start},
+    }
+
+
+def _some(values: list[float]) -> list[float]:
+    step = max(math.ceil(len(values) / MAX_VALUES), 1)
+    last = values[-1:] if (len(values) - 1) % step else []
+    return values[::step] + last
+
 
 def binned(record: Record) -> tuple[list[float], ...]:
     """Return the begins of the bins in seconds from the first, and means: used and total milli, pending."""
@@ -172,10 +215,6 @@ def binned(record: Record) -> tuple[list[float], ...]:
         means([sample.gpu_milli for sample in samples]),
         means([sample.pending for sample in samples]),
     )
-
-
-Use = tuple[str, float, float, float]
-"""(node, GPU milli, begin, end): so much of the node was in use in that time, in seconds."""
 
 
 def busy_shares(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resource_manager.core.models import Node
 from simulator.io.files import write_text
 from simulator.present.figures import (
     WIDTH,
+    Bar,
     Curve,
+    draw_gantt,
     draw_heat,
     draw_lines,
     draw_time_scale,
@@ -183,6 +186,18 @@ def write_report(title: str, result: Result, folder: Path) -> None:
     write_text(folder / "report.html", page_of(title, [result]))
     for name, figure in figures([result]).items():
         save_png(figure, folder / f"{name.lower().replace(' ', '-')}.png")
+
+
+def save_timeline(bars: Sequence[Bar], nodes: Iterable[Node], folder: Path) -> None:
+    """Write timeline.png: the bars in rows of all servers that ever existed, a colour for each job."""
+    if not bars:
+        return
+    first = min(bar.begin for bar in bars)
+    bars = [Bar(bar.row, bar.begin - first, bar.end - first, bar.group) for bar in bars]
+    with drawing():
+        figure, axes = new_figure(width=2 * WIDTH)
+        draw_gantt(axes, bars, list(dict.fromkeys(node.name for node in nodes)))
+        save_png(figure, folder / "timeline.png")
 
 
 def _by_name(results: Sequence[Result], read: Any) -> dict[str, list[Any]]:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
+from simulator.present.figures import Bar
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics
 from simulator.replay.cluster_samples import Sample
-from simulator.replay.curves import curve_data
 from simulator.replay.fairness import fairness, fairness_figures
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Job as Arrival
@@ -143,7 +143,17 @@ def curves(rounds: Rounds) -> dict[str, Any]:
         for span in job.spans
         for server, count in Counter(span.servers).items()
     )
-    return curve_data(record_of(rounds), uses)
+    return metrics.curve_data(record_of(rounds), uses)
+
+
+def bars_of(rounds: Rounds) -> list[Bar]:
+    """Return a bar for each time that a job had GPUs of a server."""
+    return [
+        Bar(server, span.begin, span.end, job.name)
+        for job in rounds.jobs
+        for span in job.spans
+        for server in dict.fromkeys(span.servers)
+    ]
 
 
 JOB_COLUMNS = (

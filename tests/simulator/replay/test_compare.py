@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from simulator import sweep
 from simulator.cli import main
 from simulator.errors import SimulationError
-from simulator.replay import comparison, curves, report, verdict
+from simulator.replay import comparison, metrics, report, verdict
 from simulator.replay.compare_command import copied
 from simulator.replay.comparison import Source
 from simulator.replay.report import MAX_HEAT_MAPS
@@ -234,7 +234,7 @@ def test_a_distribution_has_each_job_once(own: Path) -> None:
 def test_of_many_jobs_a_distribution_has_some_and_the_last(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "MAX_VALUES", 20)
+    monkeypatch.setattr(metrics, "MAX_VALUES", 20)
     [result] = [comparison.run_case(case) for case in comparison.cases(source(own), ["fgd"], ["fifo"], [0])]
     assert len(result["waits_s"]) == 21
     assert result["waits_s"][-1] == result["summary"]["max_wait_s"]

@@ -30,14 +30,14 @@ from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.replay import Replay
+from simulator.replay.report import save_timeline
 from simulator.replay.workload import EventBatch, Job, Workload
 from simulator.rounds.fixed_rounds import MAX_IDLE_ROUNDS, RESTART_S, ROUND_S, FixedRounds
 from simulator.rounds.leases import uniform_nodes
 from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
-from simulator.rounds.record import curves, record_of, summarise
+from simulator.rounds.record import bars_of, curves, record_of, summarise
 from simulator.rounds.studies import study_workload
 from simulator.rounds.timed import timed_rounds
-from simulator.rounds.timeline import bars_of, save_timeline
 from tests.builders import node, nodes, present
 from tests.simulator.refusing import assert_refused
 from tests.simulator.rounds.small import shockwave_job, write_pollux, write_shockwave
