@@ -146,35 +146,31 @@ def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Sce
     A file may name another scenario as its `base` and give only the differences. `changes` override it,
     by dotted name (`{"scheduling.admission": "usage"}`). Raises `InputError`.
     """
-    where = name
-    if name.endswith(".toml"):
-        tables = _read_with_base(Path(name), ())
-        short = Path(name).stem
-    else:
-        short = _known(name)
-        tables = _read_with_base(short, ())
+    source = Path(name) if name.endswith(".toml") else _known(name)
+    tables = _read_with_base(source, ())
     for key, value in (changes or {}).items():
         *path, last = key.split(".")
         table = tables
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise InputError(f"{key}: {part} is not a table", path=where)
+                raise InputError(f"{key}: {part} is not a table", path=name)
         table[last] = value
     try:
         # As JSON, because strict validation accepts an array as a tuple only in JSON.
-        scenario = _READER.validate_json(json.dumps({"name": short, **tables}, default=str))
+        scenario = _READER.validate_json(json.dumps({"name": Path(source).stem, **tables}, default=str))
     except ValidationError as error:
-        raise InputError(first_error(error), path=where) from error
-    _check(scenario, where)
+        raise InputError(first_error(error), path=name) from error
+    complaint = next(chain(_wrong_names(scenario), _wrong_times(scenario)), None)
+    if complaint is not None:
+        raise InputError(complaint, path=name)
     return scenario
 
 
 def _known(name: str) -> str:
     known = scenario_names()
-    by_folded = {each.casefold(): each for each in known} | {
-        alias.casefold(): each for alias, each in ORIGIN_NAMES.items()
-    }
+    names = dict(zip(known, known, strict=True)) | ORIGIN_NAMES
+    by_folded = {alias.casefold(): each for alias, each in names.items()}
     if name.casefold() not in by_folded:
         raise InputError(f"unknown scenario {name!r}; known are {', '.join(known)}, or give a .toml file")
     return by_folded[name.casefold()]
@@ -195,12 +191,8 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
     if str(source) in seen:
         raise InputError(f"base {str(source)!r} leads back to itself", path=seen[0])
     try:
-        text = (
-            source.read_text(encoding="utf-8-sig")
-            if isinstance(source, Path)
-            else (_FOLDER / f"{source}.toml").read_text(encoding="utf-8")
-        )
-        tables = tomllib.loads(text)
+        file = source if isinstance(source, Path) else _FOLDER / f"{source}.toml"
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(error.strerror or str(error), path=str(source)) from error
     except (ValueError, RecursionError) as error:
@@ -230,13 +222,6 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             _merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
         )
     return joined
-
-
-def _check(scenario: Scenario, where: str) -> None:
-    """Check the rules beyond types: names that must exist, and times that must divide."""
-    complaint = next(chain(_wrong_names(scenario), _wrong_times(scenario)), None)
-    if complaint is not None:
-        raise InputError(complaint, path=where)
 
 
 def _wrong_names(scenario: Scenario) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TypeVar
 
 from simulator.sweep import processes
@@ -25,14 +24,10 @@ class TimedRun:
 
 
 def run_all(
-    scenarios: Mapping[Key, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
+    scenarios: Mapping[Key, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool = True
 ) -> Iterator[tuple[Key, TimedRun]]:
-    """Yield (key, run) for every seed of every scenario, in that order, independent of `jobs`.
-
-    `use_numba` None uses the compiled tick if numba is installed.
-    """
-    numba = find_spec("numba") is not None if use_numba is None else use_numba
-    work = [(key, scenario, seed, numba) for key, scenario in scenarios.items() for seed in seeds]
+    """Yield (key, run) for every seed of every scenario, in that order, independent of `jobs`."""
+    work = [(key, scenario, seed, use_numba) for key, scenario in scenarios.items() for seed in seeds]
     with processes(min(jobs, len(work))) as pool:
         yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
 
