@@ -105,9 +105,9 @@ class Case:
     def fingerprint(self) -> str:
         """Return all that decides the result, as text."""
         own = [self.policy, _code_of(self.policy), self.order, self.seed, self.quotas, self.solver]
-        own.append(self.preemption)
         teams = Path(self.teams).read_text(encoding="utf-8") if self.teams else ""
-        return json.dumps([FORMAT, self.source.fingerprint(), *own, teams, self.checkpoint_s])
+        rules = [self.preemption, teams, self.checkpoint_s]
+        return json.dumps([FORMAT, self.source.fingerprint(), *own, *rules])
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +97,8 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
         order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
     else:
         order, rank = _draw(requests, nodes, seed)
-    arrivals = tuple(_arrival(requests[row], place) for place, row in enumerate(order))
+    pods_in_order = (requests[row] for row in order)
+    arrivals = tuple(pod.for_task(f"{pod.lease_id}#{place}") for place, pod in enumerate(pods_in_order))
     ranked = tuple(node for _, node in sorted(zip(rank, nodes, strict=True), key=lambda pair: pair[0]))
     misfit_rows, misfit_arrivals = (
         sum(pod.shape in misfits for pod in pods) for pods in (requests, arrivals)
@@ -138,10 +139,6 @@ def _request(row: Row) -> Request:
         {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")},
         tuple(filter(None, row.text("gpu_spec").split("|"))),
     )
-
-
-def _arrival(pod: Request, place: int) -> Request:
-    return pod.for_task(f"{pod.lease_id}#{place}")
 
 
 def first_seed(folder: Path, pods: str) -> int:
@@ -187,11 +184,8 @@ def _draw(pods: tuple[Request, ...], nodes: list[Node], seed: int) -> tuple[list
     draw.shuffle(rows)
     order: list[int] = []
     arrived = 0
-    queue: Iterator[int] = iter(rows)
     while arrived < limit:
-        row = next(queue, None)
-        if row is None:
-            row = draw.randrange(len(pods))
+        row = rows[len(order)] if len(order) < len(rows) else draw.randrange(len(pods))
         order.append(row)
         arrived += demand[row]
     rank = list(range(len(nodes)))
@@ -204,13 +198,13 @@ def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
 
     Its best fit weighs CPU against GPU, where ours counts free GPUs. Raises `PolicyError`.
     """
-    published: dict[str, Callable[[], Policy]] = {
-        "fgd": lambda: fgd_for(fragmentation),
-        "best_fit": lambda: weighted_fit_for(CPU_MILLI),
-        "dot_product": lambda: dot_product_for(CPU_MILLI),
-    }
-    if name in published:
-        return published[name]()
+    match name:
+        case "fgd":
+            return fgd_for(fragmentation)
+        case "best_fit":
+            return weighted_fit_for(CPU_MILLI)
+        case "dot_product":
+            return dot_product_for(CPU_MILLI)
     return get_policy(name, seed=seed)
 
 
@@ -239,9 +233,12 @@ def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Pla
     return PlacementResult(tuple(steps), cluster, times)
 
 
-def curve(
-    trace: Trace, placed: PlacementResult, fragmentation: Fragmentation
-) -> list[tuple[int, float, float, float]]:
+CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", "frag_ratio_percent")
+
+CurveRow = tuple[int, float, float, float]
+
+
+def curve(trace: Trace, placed: PlacementResult, fragmentation: Fragmentation) -> list[CurveRow]:
     """Return rows of (arrived %, allocated %, fragmentation amount %, fragmentation ratio %), x = 0 to 130.
 
     A row is the mean over the pods with that x. As published, allocated and ratio of a pod are rounded to
@@ -265,7 +262,7 @@ def curve(
         ratio = round(100 * amount / idle, 2) if idle else 0.0
         point = (round(100 * step.used_milli / total, 2), 100 * amount / total, ratio)
         columns.setdefault(round(100 * step.arrived_milli / total), []).append(point)
-    rows: list[tuple[int, float, float, float]] = []
+    rows: list[CurveRow] = []
     last = (0.0, 100 * sum(fragmentation.of_node(node) for node in nodes) / total, 0.0)
     for x in range(ARRIVING_PERCENT + 1):
         if x in columns:
@@ -278,11 +275,6 @@ def curve(
             )
         rows.append((x, *last))
     return rows
-
-
-CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", "frag_ratio_percent")
-
-CurveRow = tuple[int, float, float, float]
 
 
 def curve_of(rows: Sequence[CurveRow]) -> dict[str, list[float]]:

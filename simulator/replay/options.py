@@ -102,14 +102,8 @@ TEAM_OPTIONS = ("teams", "checkpoint_s")
 ROUND_OPTIONS = ("load", "workload", "solver")
 UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
     "openb": (
-        "nodes",
-        "jobs",
-        "order",
-        "orders",
-        "quotas",
-        "split_large_jobs",
-        *ROUND_OPTIONS,
-        *TEAM_OPTIONS,
+        *("nodes", "jobs", "order", "orders", "quotas", "split_large_jobs"),
+        *(*ROUND_OPTIONS, *TEAM_OPTIONS),
     ),
     "muri": ("nodes", "pods", "policy", "quotas", "split_large_jobs", *ROUND_OPTIONS, *TEAM_OPTIONS),
     "csv": ("data", "pods", "load", "workload"),

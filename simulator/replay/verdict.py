@@ -202,8 +202,7 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
             f"{'states' if first['stated_runtimes'] == 1 else 'state'} a runtime, so backfill, "
             f"{' and '.join(BY_RUNTIME)} decide on few of them."
         )
-    if any(row.get("preemptions") for row in table):
-        some = [f"{row['name']} ({row['preemptions']:g})" for row in table if row.get("preemptions")]
+    if some := [f"{row['name']} ({row['preemptions']:g})" for row in table if row.get("preemptions")]:
         found.append(
             f"Jobs are preempted under {', '.join(some)}: compare the GPU time lost to restarts, too, not "
             "the waits alone."
@@ -250,11 +249,11 @@ def _rounds_verdict(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _varied(results: Sequence[dict[str, Any]]) -> str:
-    names = {
-        word: len({result["case"].get(key) for result in results}) > 1
-        for word, key in (("order", "order"), ("policy", "policy"), ("preemption", "preemption"))
-    }
-    varied = [word for word, varies in names.items() if varies] or ["order", "policy"]
+    varied = [
+        key
+        for key in ("order", "policy", "preemption")
+        if len({result["case"].get(key) for result in results}) > 1
+    ] or ["order", "policy"]
     return f"{' and '.join(varied).capitalize()} make{'' if len(varied) > 1 else 's'}"
 
 

@@ -333,12 +333,7 @@ def _read_nodes(path: Path) -> list[Node]:
 
 def _amounts(row: Row) -> dict[str, float]:
     """Return the divisible resources of a row; whole amounts stay integers."""
-    amounts: dict[str, float] = {}
-    for name in AMOUNTS:
-        amount = row.number(name, 0.0)
-        if amount:
-            amounts[name] = _plain(amount)
-    return amounts
+    return {name: _plain(amount) for name in AMOUNTS if (amount := row.number(name, 0.0))}
 
 
 def _plain(amount: float) -> float:
@@ -348,7 +343,6 @@ def _plain(amount: float) -> float:
 def _job(row: Row) -> Job:
     if not row.text("job"):
         raise row.fail("job is empty: each job needs a name")
-    expected = row.text("expected_runtime_s")
     runtime_s = row.number("runtime_s")
     gpus = row.whole("gpus")
     try:
@@ -361,7 +355,7 @@ def _job(row: Row) -> Job:
             vendor=row.text("vendor"),
             priority=row.whole("priority", 0, least=-MAX_VALUE),
             team=row.text("team"),
-            expected_runtime_s=row.number("expected_runtime_s") if expected else runtime_s,
+            expected_runtime_s=row.number("expected_runtime_s", runtime_s),
             nodes=row.whole("nodes", 1),
         )
     except InvalidRequestError as error:
