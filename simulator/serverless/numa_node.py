@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.errors import MemoryAllocationError
-from simulator.serverless.node_records import ExecutionSpeedManager, ResourceUtilizationManager
-from simulator.serverless.prediction import LatestEndBound, predict_ends
+from simulator.serverless.node_records import (
+    ExecutionSpeedManager,
+    ResourceUtilizationManager,
+    thread_speed,
+)
+from simulator.serverless.prediction import LatestEndBound
 from simulator.serverless.shared_cores import SharedCores
 
 
@@ -78,7 +83,16 @@ class NumaNode:
 
     def predicted_end(self) -> float:
         """Return the predicted end (s) of the last running or scheduled container; -inf if there is none."""
-        return max(predict_ends(self).values(), default=float("-inf"))
+        return max(predict_ends(self).values(), default=-math.inf)
+
+    def tighten_bound(self) -> None:
+        """Compute the bound of the predicted ends anew from the containers that the node has now."""
+        bound = self.latest_end_bound = LatestEndBound(self.cpu, self.single_core_speed)
+        threads = self.committed_parallelism
+        for container in self.running_containers:
+            bound.extend(container, self.cores.now, container.remaining_computation, threads)
+        for container in self.scheduled_containers:
+            bound.extend(container, container.creation_time, container.computation, threads)
 
     def check_memory(self, memory_mib: int, memory_req: int = 0) -> None:
         """Raise `MemoryAllocationError` for more than the node has, or too little to make progress."""
@@ -123,7 +137,7 @@ class NumaNode:
         Raises `SimulationError` if none can end.
         """
         time = self.cores.earliest_end
-        if time == float("inf"):
+        if time == math.inf:
             raise SimulationError(
                 f"no container can end on NUMA node {self.name}: none runs, or all have speed 0"
             )
@@ -143,3 +157,53 @@ class NumaNode:
     def _commit(self, container: Container, start: float) -> None:
         self.committed_parallelism += container.parallelism
         self.latest_end_bound.extend(container, start, container.computation, self.committed_parallelism)
+
+
+def predict_ends(node: NumaNode) -> dict[tuple[int, int], float]:
+    """Return (workflow, function) -> end in seconds, for running and scheduled containers.
+
+    That is without further arrivals, a fluid model without rounding; it takes time in proportion to the square
+    of the containers. A container that waits, or would have to, is left out: its start is unknown. Raises
+    `SimulationError` if the containers would never end.
+    """
+    now = node.cores.now
+    active = [(container, float(container.remaining_computation)) for container in node.running_containers]
+    coming = deque(node.scheduled_containers)
+    blocked = bool(node.waiting_containers)
+    free, parallelism = node.free_memory, node.cores.parallelism
+    ends: dict[tuple[int, int], float] = {}
+    while active or coming:
+        thread = thread_speed(node.cpu, node.single_core_speed, parallelism)
+        speeds = [container.speed(thread) for container, _ in active]
+        left_s = [
+            left / speed if speed else math.inf if left else 0.0
+            for (_, left), speed in zip(active, speeds, strict=True)
+        ]
+        first = min(left_s, default=math.inf)
+        starting = bool(coming) and coming[0].creation_time < now + first
+        if starting and (blocked or coming[0].memory_alloc > free):
+            blocked = True
+            coming.popleft()  # it will wait, which does not affect the others
+            continue
+        if first == math.inf and not starting:
+            raise SimulationError(
+                f"no container can end on NUMA node {node.name}: {parallelism} threads share its cores "
+                "and do less than one operation per second; give more memory or a faster core"
+            )
+        time = coming[0].creation_time if starting else now + first
+        active = [
+            (container, max(0.0, left - speed * (time - now)))
+            for (container, left), speed in zip(active, speeds, strict=True)
+        ]
+        now = time
+        if starting:
+            container = coming.popleft()
+            active.append((container, float(container.computation)))
+            free -= container.memory_alloc
+            parallelism += container.parallelism
+        else:
+            container, _ = active.pop(left_s.index(first))
+            ends[container.wf_id, container.fn_id] = now
+            free += container.memory_alloc
+            parallelism -= container.parallelism
+    return ends

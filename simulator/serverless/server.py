@@ -60,8 +60,8 @@ class Server:
         Not needed while the node's bound is at most its `covered_until`. The other nodes were covered at
         their own last change, and a rental is never shortened.
         """
+        node.tighten_bound()
         bound = node.latest_end_bound
-        bound.tighten(node, node.committed_parallelism)
         if bound.latest <= node.covered_until:
             return 0.0
         latest = node.predicted_end()

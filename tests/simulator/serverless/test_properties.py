@@ -63,7 +63,7 @@ def test_the_bound_is_never_below_the_prediction(case: Case, faster: int) -> Non
         env.step_at(*decision)
         for node in env.cluster.nodes:
             assert node.predicted_end() <= node.latest_end_bound.latest + 1e-6
-            node.latest_end_bound.tighten(node, node.committed_parallelism)
+            node.tighten_bound()
             assert node.predicted_end() <= node.latest_end_bound.latest + 1e-6
         if env.current_function is None:
             break

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.serverless.container import Container
-from simulator.serverless.numa_node import NumaNode
-from simulator.serverless.prediction import predict_ends
+from simulator.serverless.numa_node import NumaNode, predict_ends
 from simulator.serverless.server import Server
 from simulator.serverless.workflow import Function
 
