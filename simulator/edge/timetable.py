@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def search(
         else:
             keys = vary(best_keys, random)
         work_weight, price, noise = keys
-        timetable = copy_of(empty)
+        timetable = deepcopy(empty)
         order = np.argsort(problem.arrival + work_weight * work * np.exp(noise), kind="stable")
         total = build(problem, timetable, order, price)
         if total == FAR_S:  # not enough free capacity: extend the horizon
@@ -221,12 +222,6 @@ def empty_timetable(dataset: Dataset, devices: list[Device], problem: Problem, h
     arrays["tails"] = np.full((*cells, np.bincount(problem.category).max()), NONE, dtype=np.int64)
     arrays["tail_count"] = np.zeros(cells, dtype=np.int64)
     return Timetable(**arrays, latest=np.zeros(tasks, dtype=np.int64))
-
-
-def copy_of(timetable: Timetable) -> Timetable:
-    from simulator.edge.timetable_search import Timetable
-
-    return Timetable(*(array.copy() for array in timetable))
 
 
 def carry_out(

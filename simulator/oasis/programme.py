@@ -59,8 +59,10 @@ class Programme:
         for job in self.jobs:
             self._add_job(job)
         for role, types in self.types.items():
+            demands = [demand_of(job, role) for job in self.jobs]
             for index, kind in enumerate(types):
-                self._add_capacity(role, index, kind)
+                for row in capacity_rows(kind, demands):
+                    self._limit(role, index, row)
 
     def _add_job(self, job: TrainingJob) -> None:
         model = self.model
@@ -130,11 +132,6 @@ class Programme:
                 self.count[job.job_id, role, index, slot] = column
                 columns[column] = 1.0
         return columns
-
-    def _add_capacity(self, role: str, index: int, kind: ServerType) -> None:
-        demands = [demand_of(job, role) for job in self.jobs]
-        for row in capacity_rows(kind, demands):
-            self._limit(role, index, row)
 
     def _limit(self, role: str, index: int, weights: Sequence[float]) -> None:
         """Limit the weighted counts on a server type to its number of servers, in every slot."""

@@ -56,6 +56,3 @@ def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
             raise PolicyError(f"unknown round policy {name!r}; known are {known}")
         maker = load(points[name])
     return maker(get_solver(solver))
-
-
-__all__ = ["ROUND_POLICIES", "RoundPolicy", "get_round_policy", "is_round_policy", "may_solve"]
