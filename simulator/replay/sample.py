@@ -19,7 +19,7 @@ from simulator.cli import common_options, print_json
 from simulator.io.files import write_text
 from simulator.progress import progress_bar
 from simulator.replay.replay import Replay
-from simulator.replay.workload import EventBatch, Job, Workload
+from simulator.replay.workload import Job, Workload
 
 HISTORY_NAME = "sample-history.jsonl"
 HISTORY_JOBS = 400
@@ -75,8 +75,7 @@ def sample_history(seed: int = 0) -> History:
             expected_runtime_s=stated_s if draw.random() < STATED else None,
         )
         jobs.append(Job(request, at, runtime_s))
-    batches = tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in jobs)
-    workload = Workload("sample", ClusterState(nodes).snapshot(), batches)
+    workload = Workload.of("sample", ClusterState(nodes), jobs)
     record = Replay(workload, first_fit, get_order(ClusterSettings().order)).run()
     return History(workload.start, tuple(record.changes))
 

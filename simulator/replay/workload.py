@@ -160,6 +160,13 @@ class Workload:
     present: tuple[Job, ...] = ()
     is_recorded: bool = False
 
+    @classmethod
+    def of(cls, name: str, cluster: ClusterState, jobs: Iterable[Job]) -> Workload:
+        """Return the workload of these jobs, each of which arrives by itself in an idle cluster."""
+        ordered = sorted(jobs, key=lambda job: job.submitted_at)
+        batches = tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in ordered)
+        return cls(name, cluster.snapshot(), batches)
+
     @property
     def jobs(self) -> list[Job]:
         """Every job, those of the initial state first."""
@@ -202,12 +209,7 @@ def read_workload(nodes_path: Path, jobs_path: Path, *, split_large_jobs: bool =
     if split_large_jobs:
         jobs = split(jobs, cluster)
     _reject_misfits(rows, jobs, cluster, split_large_jobs)
-    jobs.sort(key=lambda job: job.submitted_at)
-    return Workload(
-        jobs_path.stem,
-        cluster.snapshot(),
-        tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in jobs),
-    )
+    return Workload.of(jobs_path.stem, cluster, jobs)
 
 
 def by_shape(requests: Iterable[Request]) -> dict[tuple[object, ...], Request]:

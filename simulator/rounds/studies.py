@@ -7,8 +7,8 @@ from pathlib import Path
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request, Spread
-from simulator.replay.workload import EventBatch, Workload
 from simulator.replay.workload import Job as Arrival
+from simulator.replay.workload import Workload
 from simulator.rounds import pollux, shockwave
 from simulator.rounds.fixed_rounds import FixedRounds
 from simulator.rounds.gavel_rounds import GavelRounds
@@ -40,22 +40,10 @@ def study_workload(kind: str, paths: Sequence[str]) -> Workload:
         team = job.application.name if isinstance(job, PolluxJob) else job.model
         alone_s = job.exclusive_s
         request = Request(
-            job.name,
-            1,
-            nodes=int(job.gpus),
-            spread=Spread.PACK,
-            team=team,
-            expected_runtime_s=alone_s,
+            job.name, 1, nodes=int(job.gpus), spread=Spread.PACK, team=team, expected_runtime_s=alone_s
         )
         arrivals.append(Arrival(request, job.arrival_s, alone_s))
-    return Workload(
-        kind,
-        ClusterState(nodes).snapshot(),
-        tuple(
-            EventBatch(arrival.submitted_at, arrivals=[arrival])
-            for arrival in sorted(arrivals, key=lambda arrival: arrival.submitted_at)
-        ),
-    )
+    return Workload.of(kind, ClusterState(nodes), arrivals)
 
 
 def study(kind: str, paths: Sequence[str], policy: RoundPolicy) -> Rounds:
