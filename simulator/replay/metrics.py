@@ -9,9 +9,11 @@ from typing import Any
 from resource_manager.core.models import MILLI_PER_GPU, Placement
 from resource_manager.core.team_ledger import milli_of
 from simulator.replay.cluster_samples import Sample
-from simulator.replay.fairness import fairness, fairness_figures
 from simulator.replay.job_runs import JobRun, Record
 from simulator.stats import mean, percentile
+
+UNFAIR_ABOVE = 1.05
+"""Ratio of finish-time fairness above which a job counts as treated unfairly."""
 
 THE_REST = "the rest"
 """Name of all teams without rules."""
@@ -55,6 +57,33 @@ def summarise(record: Record) -> dict[str, Any]:
         "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
         "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),
         **({"recorded_mean_wait_s": _rounded(mean(recorded))} if recorded else {}),
+    }
+
+
+def fairness(record: Record) -> dict[str, float]:
+    """Return the finish-time fairness of each job that ended and whose run time is known.
+
+    That is its completion time relative to the one with an equal share of the cluster among all jobs, which
+    with more jobs than GPUs is so much slower (Mahajan et al., Themis, NSDI 2020).
+    """
+    gpus = max((sample.gpu_milli for sample in record.samples), default=0) / MILLI_PER_GPU
+    if not gpus:
+        return {}
+    slower = max(1, len(record.job_runs) / gpus)
+    return {
+        name: round((run.ended_at - run.job.submitted_at) / (run.job.runtime_s * slower), 5)
+        for name, run in record.job_runs.items()
+        if run.ended_at is not None and 0 < run.job.runtime_s < math.inf
+    }
+
+
+def fairness_figures(record: Record) -> dict[str, Any]:
+    """Return the worst ratio and the percentage of jobs treated unfairly."""
+    ratios = list(fairness(record).values())
+    unfair = sum(ratio > UNFAIR_ABOVE for ratio in ratios)
+    return {
+        "worst_ftf": max(ratios, default=None),
+        "unfair_percent": round(100 * (unfair / len(ratios)), 2) if ratios else None,
     }
 
 

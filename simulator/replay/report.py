@@ -26,8 +26,7 @@ from simulator.present.figures import (
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import time_unit
-from simulator.replay.fairness import UNFAIR_ABOVE
-from simulator.replay.metrics import BINS
+from simulator.replay.metrics import BINS, UNFAIR_ABOVE
 from simulator.replay.verdict import by_team, cautions, distinct, findings, rows, verdict
 
 Result = dict[str, Any]

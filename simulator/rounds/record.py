@@ -13,7 +13,6 @@ from simulator.present.figures import Bar
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics
 from simulator.replay.cluster_samples import Sample
-from simulator.replay.fairness import fairness, fairness_figures
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Job as Arrival
 from simulator.replay.workload import Part, Workload
@@ -46,11 +45,11 @@ def study_summary(rounds: Rounds) -> dict[str, Any]:
         "makespan_s": max(job.ended_at or 0 for job in rounds.jobs)
         - min(job.arrival_s for job in rounds.jobs),
         "mean_jct_s": float(np.mean(list(jct_s.values()))),
-        **fairness_figures(record),
+        **metrics.fairness_figures(record),
         **figures(rounds),
         "allocated_percent": metrics.over_time(record)["allocated_percent"],
         "jct_s": jct_s,
-        "ftf": fairness(record),
+        "ftf": metrics.fairness(record),
     }
 
 
