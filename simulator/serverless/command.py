@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+import numpy as np
 
 from resource_manager.cli.base import FILE, Command
 from simulator.cli import common_options, print_json
+from simulator.errors import InputError
 from simulator.io.files import write_json, write_text
 from simulator.progress import progress_bar
-from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import RawEnv
@@ -21,6 +23,8 @@ from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, schedule
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow_files import read_workflows
 from simulator.serverless.workflow_shapes import SHAPES, generate_workflow
+
+MAX_ARRIVALS = 1_000_000
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]
@@ -121,6 +125,28 @@ def _templates(sources: tuple[str, ...], seed: int, single_core_speed: int) -> l
         else:
             templates += read_workflows([Path(source)], single_core_speed)
     return templates
+
+
+def parse_arrivals(text: str, seed: int) -> list[float]:
+    """Parse `0,1,2.5` or `poisson:RATE:N` (RATE per second, N workflows) into seconds; raise `InputError`."""
+    if text.startswith("poisson:"):
+        parts = text.split(":")
+        try:
+            rate, count = float(parts[1]), int(parts[2])
+        except (IndexError, ValueError):
+            rate, count = 0.0, 0
+        if len(parts) != 3 or not 0 < rate < math.inf or not 1 <= count <= MAX_ARRIVALS:
+            wanted = f"poisson:RATE:N with RATE above 0 and N from 1 to {MAX_ARRIVALS:,}"
+            raise InputError(f"arrivals {text!r}: expected {wanted}")
+        gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=count)
+        return [float(time) for time in np.cumsum(gaps)]
+    try:
+        times = [float(part) for part in text.split(",")]
+    except ValueError:
+        times = [-1.0]
+    if not all(0 <= time < math.inf for time in times):
+        raise InputError(f"arrivals {text!r}: expected seconds like 0,1,2.5 or poisson:RATE:N")
+    return times
 
 
 def _print_table(episode: Episode, policy_name: str) -> None:

@@ -9,19 +9,60 @@ submitted during a cold start would go to one node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 from resource_manager.core.changes import new_released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant
 from resource_manager.scheduling.placement.policies import Policy, get_policy
-from simulator.serverless.data_local import data_local
+from resource_manager.scheduling.placement.policies.least_loaded import least_loaded
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv
 from simulator.serverless.workflow import Function
 
 HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_local", "random")
 """Policies that make sense without GPUs; the others are accepted too."""
+
+
+def data_local(env: RawEnv) -> Policy:
+    """Return the policy for the functions of `env`; it reads there where the current one's inputs are.
+
+    Of the nodes that fit it chooses most input on the server, then most on the node, then fewest leases.
+    The server comes first because the network is far slower than the bus of a server.
+    """
+
+    server_of = env.cluster.server_of
+    spans = [slice(each.start, each.stop) for each in env.cluster.nodes_of]
+
+    def policy(cluster: ClusterState, request: Request) -> Placement | None:
+        nodes = cluster.nodes
+        on_node: dict[int, int] = {}
+        on_server: dict[int, int] = {}
+        for position, size in env.data_distribution:
+            if size:
+                server = server_of[position]
+                on_node[position] = on_node.get(position, 0) + size
+                on_server[server] = on_server.get(server, 0) + size
+        while on_server:
+            most = max(on_server.values())
+            servers = [server for server, size in on_server.items() if size == most]
+            holding = [
+                (-size, len(nodes[position].leases), position)
+                for position, size in on_node.items()
+                if server_of[position] in servers and nodes[position].fits(request)
+            ]
+            if holding:
+                return nodes[min(holding)[-1]].place(request)
+            leases = least_loaded.measures(cluster, request)
+            fewest, first = min((min(leases[spans[each]]), spans[each].start) for each in servers)
+            if fewest != inf:
+                return nodes[leases.index(fewest, first)].place(request)
+            for server in servers:
+                del on_server[server]
+        return least_loaded(cluster, request)
+
+    return policy
 
 
 ENVIRONMENT_POLICIES: dict[str, Callable[[RawEnv], Policy]] = {"data_local": data_local}

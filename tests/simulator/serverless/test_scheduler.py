@@ -10,11 +10,10 @@ from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.scheduling.allocator import check
 from resource_manager.scheduling.placement.policies import POLICIES
 from simulator.serverless.config import ClusterConfig
-from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import ActionError, MemoryAllocationError
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import run
-from simulator.serverless.scheduler import PolicyScheduler, run_episode, scheduler_policy
+from simulator.serverless.scheduler import PolicyScheduler, data_local, run_episode, scheduler_policy
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow_shapes import generate_workflow, generate_workflows
 
