@@ -84,7 +84,7 @@ def prices_over_time(watch: PriceRecorder) -> Any:
     # Where nothing has a price there is no logarithm of any.
     norm = LogNorm() if prices.max() > LEAST_PRICE else None
     figure, axes = new_figure(height=1.6 + 0.12 * len(prices))
-    image = draw_heat(axes, prices, across=(0, len(watch.rows)), top=1, norm=norm)
+    image = draw_heat(axes, prices, across=(0, len(watch.rows)), norm=norm)
     axes.set_xlabel("slot")
     axes.set_ylabel("worker server")
     figure.colorbar(image, ax=axes, label="price of a worker", format="%g")

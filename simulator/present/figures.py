@@ -217,12 +217,10 @@ def _name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def draw_heat(
-    axes: Any, values: Any, *, across: tuple[float, float], top: float | None = None, norm: Any = None
-) -> Any:
-    """Draw rows of values as colours from 0 to `top` (or by `norm`); return the image, for a colour bar."""
+def draw_heat(axes: Any, values: Any, *, across: tuple[float, float], norm: Any = None) -> Any:
+    """Draw rows of values as colours from 0 to 1 (or by `norm`); return the image, for a colour bar."""
     axes.grid(visible=False)
-    limits = {"norm": norm} if norm is not None else {"vmin": 0, "vmax": top}
+    limits = {"norm": norm} if norm is not None else {"vmin": 0, "vmax": 1}
     extent = (*across, len(values), 0)
     return axes.imshow(values, aspect="auto", interpolation="nearest", cmap=HEAT, extent=extent, **limits)
 

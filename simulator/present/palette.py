@@ -12,7 +12,8 @@ SERIES = {
     "series-6": ("#4d4d9f", "#a9a9f5"),
     "series-7": ("#6b6b6b", "#b5b5b5"),
 }
-THEME = {
+COLOURS = {
+    **SERIES,
     "ink": ("#1b1f24", "#e6e8eb"),
     "quiet": ("#5c6670", "#9aa4ae"),
     "rule": ("#d4d9de", "#3a4149"),
@@ -41,16 +42,16 @@ def style_of(place: int) -> dict[str, str]:
 
 def light(name: str) -> str:
     """Return the value of a colour of the light theme, which figures are drawn in."""
-    return {**SERIES, **THEME}[name][0]
+    return COLOURS[name][0]
 
 
 def css() -> str:
     """Return the colours as custom properties of CSS, for both themes."""
-    names = {**SERIES, **THEME}
-    both = (";".join(f"--{name}:{pair[theme]}" for name, pair in names.items()) for theme in (0, 1))
-    first, second = both
+    first, second = (
+        ";".join(f"--{name}:{pair[theme]}" for name, pair in COLOURS.items()) for theme in (0, 1)
+    )
     return f":root{{{first}}}@media (prefers-color-scheme:dark){{:root{{{second}}}}}"
 
 
-VARIABLES = {pair[0]: f"var(--{name})" for name, pair in {**SERIES, **THEME}.items()}
+VARIABLES = {pair[0]: f"var(--{name})" for name, pair in COLOURS.items()}
 """Colour of the light theme -> the custom property that stands for it on a page."""

@@ -287,7 +287,7 @@ def _heat_maps(heat: Mapping[str, Any]) -> Any:
     every = grid if len(shown) > 1 else [grid]
     for axes, (name, each) in zip(every, shown.items(), strict=True):
         across = (0.0, max(each["end_s"] / unit.seconds, 1e-9))
-        image = draw_heat(axes, each["shares"], across=across, top=1)
+        image = draw_heat(axes, each["shares"], across=across)
         axes.set_title(name)
         if len(each["nodes"]) <= MAX_NAMED_SERVERS:
             axes.set_yticks([place + 0.5 for place in range(len(each["nodes"]))], each["nodes"])

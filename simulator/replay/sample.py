@@ -31,13 +31,13 @@ STATED = 0.85
 """Part of the jobs of the sample history whose requests state a runtime."""
 
 
-def write_sample(folder: Path, jobs: int = 200, seed: int = 0) -> tuple[Path, Path]:
-    """Write four servers of eight GPUs and the jobs of three teams; return the two paths."""
-    draw = random.Random(seed)
+def write_sample(folder: Path) -> tuple[Path, Path]:
+    """Write four servers of eight GPUs and 200 jobs of three teams; return the two paths."""
+    draw = random.Random(0)
     nodes = ["node,gpus,gpu_type,cpus", *(f"server-{index},8,A100,64" for index in range(4))]
     rows = ["job,submit_s,runtime_s,gpus,gpu_milli,cpus,team,priority"]
     at = 0.0
-    for number in range(jobs):
+    for number in range(200):
         at += draw.expovariate(1 / 60)
         gpus = draw.choice((1, 1, 1, 2, 4, 8))
         milli = draw.choice((1000, 500, 250)) if gpus == 1 else 1000

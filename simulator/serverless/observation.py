@@ -108,7 +108,7 @@ class Observer:
             squash(len(inputs)),
             squash(total / GIGABYTE),
             squash(env.active_workflow_count),
-            squash(env.submit_queue_length),
+            squash(env.workload.submitted),
             0.0,
         )
 

@@ -110,11 +110,6 @@ class RawEnv:
         """Count of workflows that have arrived and not finished."""
         return bisect_right(self._arrivals, self.now) - self._finished
 
-    @property
-    def submit_queue_length(self) -> int:
-        """Count of functions submitted and not yet placed, later arrivals included."""
-        return self.workload.submitted
-
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Place the current function on a NUMA node with `allocated_memory` MiB.
 

@@ -125,11 +125,11 @@ def draw_all(
             for axis, by_value in swept.items()
             for figure in SWEPT
         },
-        **{f"{name}_ir_hist": ir_histogram(name, values, bucket, labels) for name, values in ratios.items()},
+        **{f"{name}_ir_hist": ir_histogram(values, bucket, labels) for name, values in ratios.items()},
     }
 
 
-def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labels) -> Any:
+def ir_histogram(values: Sequence[float], bucket: float, labels: Labels) -> Any:
     """Draw a histogram of tasks by interference ratio, with buckets of that width."""
     figure, axes = figures.new_figure()
     buckets = histogram(values, bucket)

@@ -114,8 +114,7 @@ def trace(run: ScenarioRun, decisions: Sequence[SandboxDecision], every: int) ->
         waiting = [
             each.task_id
             for each in run.outcomes
-            if each.arrival_s <= tick * delta_t_s
-            and (each.start_s is None or each.start_s > tick * delta_t_s)
+            if each.arrival_s <= now and (each.start_s is None or each.start_s > now)
         ]
         samples.append(
             {
