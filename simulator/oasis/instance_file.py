@@ -32,18 +32,18 @@ class JobDocument(Document):
     Gb/s x slots, demand w of a worker and s of a PS, utility gamma1 / (1 + exp(gamma2 (duration - gamma3))).
     """
 
-    id: str | None = Field(None, min_length=1)
-    a: int = Field(ge=0, le=MAX_COUNT)
-    N: int = Field(ge=1, le=MAX_COUNT)
-    M: int = Field(ge=1, le=MAX_AMOUNT)
-    E: int = Field(ge=1, le=MAX_AMOUNT)
-    tau: float = Field(ge=0, le=MAX_AMOUNT)
-    e: float = Field(ge=0, le=MAX_AMOUNT)
-    w: AmountsDocument
-    s: AmountsDocument
-    gamma1: float = Field(gt=0, le=MAX_AMOUNT)
-    gamma2: float = Field(ge=0, le=MAX_AMOUNT)
-    gamma3: float = Field(ge=0, le=MAX_AMOUNT)
+    job_id: str | None = Field(None, alias="id", min_length=1)
+    arrival: int = Field(alias="a", ge=0, le=MAX_COUNT)
+    chunks: int = Field(alias="N", ge=1, le=MAX_COUNT)
+    minibatches: int = Field(alias="M", ge=1, le=MAX_AMOUNT)
+    epochs: int = Field(alias="E", ge=1, le=MAX_AMOUNT)
+    minibatch_slots: float = Field(alias="tau", ge=0, le=MAX_AMOUNT)
+    gradient: float = Field(alias="e", ge=0, le=MAX_AMOUNT)
+    worker: AmountsDocument = Field(alias="w")
+    ps: AmountsDocument = Field(alias="s")
+    priority: float = Field(alias="gamma1", gt=0, le=MAX_AMOUNT)
+    sensitivity: float = Field(alias="gamma2", ge=0, le=MAX_AMOUNT)
+    target: float = Field(alias="gamma3", ge=0, le=MAX_AMOUNT)
 
 
 class InstanceDocument(Document):
@@ -68,20 +68,9 @@ def to_instance(document: InstanceDocument) -> Instance:
     """Return the document as an instance; raise `InputError` for a job that cannot fit its slots."""
     jobs = []
     for index, entry in enumerate(document.jobs):
-        job = TrainingJob(
-            job_id=entry.id or f"job-{index}",
-            arrival=entry.a,
-            chunks=entry.N,
-            minibatches=entry.M,
-            epochs=entry.E,
-            minibatch_slots=entry.tau,
-            gradient=entry.e,
-            worker=entry.w.amounts(),
-            ps=entry.s.amounts(),
-            priority=entry.gamma1,
-            sensitivity=entry.gamma2,
-            target=entry.gamma3,
-        )
+        worker, ps = entry.worker.amounts(), entry.ps.amounts()
+        values = dict(entry) | {"job_id": entry.job_id or f"job-{index}", "worker": worker, "ps": ps}
+        job = TrainingJob(**values)
         left = document.slots - job.arrival
         if job.shortest_duration > left:
             raise InputError(
@@ -99,27 +88,16 @@ def to_instance(document: InstanceDocument) -> Instance:
 
 def to_document(instance: Instance) -> dict[str, Any]:
     """Return the document that `read_instance` reads back as the same instance."""
+
+    def plain(value: Any) -> Any:
+        return dict(zip(RESOURCES, value, strict=True)) if isinstance(value, tuple) else value
+
+    keys = {name: field.alias for name, field in JobDocument.model_fields.items()}
     return {
         "slots": instance.slots,
-        "worker_servers": [dict(zip(RESOURCES, server, strict=True)) for server in instance.worker_servers],
-        "ps_servers": [dict(zip(RESOURCES, server, strict=True)) for server in instance.ps_servers],
-        "jobs": [
-            {
-                "id": job.job_id,
-                "a": job.arrival,
-                "N": job.chunks,
-                "M": job.minibatches,
-                "E": job.epochs,
-                "tau": job.minibatch_slots,
-                "e": job.gradient,
-                "w": dict(zip(RESOURCES, job.worker, strict=True)),
-                "s": dict(zip(RESOURCES, job.ps, strict=True)),
-                "gamma1": job.priority,
-                "gamma2": job.sensitivity,
-                "gamma3": job.target,
-            }
-            for job in instance.jobs
-        ],
+        "worker_servers": [plain(server) for server in instance.worker_servers],
+        "ps_servers": [plain(server) for server in instance.ps_servers],
+        "jobs": [{key: plain(getattr(job, name)) for name, key in keys.items()} for job in instance.jobs],
     }
 
 
