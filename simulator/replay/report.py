@@ -167,12 +167,15 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     with drawing():
         found = {"GPUs in use": _curves(results, "allocated_percent", share=True)}
         if "waits_s" in results[0]:
-            found["How long jobs wait"] = _time_cdf(results, "waits_s", "wait", "jobs that wait no longer")
-            found["How long jobs take"] = _time_cdf(
+            found["How long jobs wait"] = _cdf(results, "waits_s", "wait", "jobs that wait no longer")
+            found["How long jobs take"] = _cdf(
                 results, "jct_s", "submission to end", "jobs that take no longer"
             )
-            if all(result["ftf"] for result in results):
-                found["Finish-time fairness"] = _fairness(results)
+            if all(result["ftf"] for result in results):  # above 1 a job was held back
+                across = "time to completion / that with an equal share"
+                found["Finish-time fairness"] = _cdf(
+                    results, "ftf", across, "jobs that are treated no worse", of_times=False
+                )
             found["Jobs waiting"] = _curves(results, "waiting", share=False)
             found[HEAT_MAPS] = _heat_maps(_heat_of(results))
         else:
@@ -225,8 +228,8 @@ def _curves(results: Sequence[Result], quantity: str, *, share: bool) -> Any:
     return figure
 
 
-def _cdf(results: Sequence[Result], quantity: str, below: str) -> tuple[Any, Any]:
-    """Return a figure of the share of jobs up to each value of a quantity, and its axes."""
+def _cdf(results: Sequence[Result], quantity: str, across: str, below: str, *, of_times: bool = True) -> Any:
+    """Draw the share of jobs up to each value of a quantity."""
     figure, axes = new_figure()
 
     def curve(values: Sequence[float]) -> list[Curve]:
@@ -237,24 +240,11 @@ def _cdf(results: Sequence[Result], quantity: str, below: str) -> tuple[Any, Any
         for name, runs in _by_name(results, lambda result: result[quantity]).items()
     }
     draw_lines(axes, found, steps=True)
-    axes.set_ylabel(below)
-    return figure, axes
-
-
-def _time_cdf(results: Sequence[Result], quantity: str, across: str, below: str) -> Any:
-    figure, axes = _cdf(results, quantity, below)
-    draw_time_scale(axes.xaxis)
+    if of_times:
+        draw_time_scale(axes.xaxis)
     axes.set_xlim(left=0)
     axes.set_xlabel(across)
-    show_shares(axes.yaxis)
-    return figure
-
-
-def _fairness(results: Sequence[Result]) -> Any:
-    """Draw completion times relative to an equal share of the cluster; above 1 a job was held back."""
-    figure, axes = _cdf(results, "ftf", "jobs that are treated no worse")
-    axes.set_xlabel("time to completion / that with an equal share")
-    axes.set_xlim(left=0)
+    axes.set_ylabel(below)
     show_shares(axes.yaxis)
     return figure
 
