@@ -10,6 +10,7 @@ from functools import cache
 from itertools import pairwise
 from math import ceil, floor
 from pathlib import Path
+from typing import Any
 
 from resource_manager.manager.plurals import counted
 from simulator.errors import InputError
@@ -177,10 +178,18 @@ def read_jobs(folder: Path, load: str, workload: str) -> list[PolluxJob]:
             f"no such workload: {path.parent.parent} has {_loads_and_workloads(folder / 'workloads')}",
             path=path,
         )
-    applications = Applications(folder)
+    limits = read_json(folder / "applications.json")
+    if not isinstance(limits, dict):
+        raise InputError("not an object of applications", path=folder / "applications.json")
+    applications: dict[str, Application] = {}
     jobs: dict[str, PolluxJob] = {}
     for row in read_csv(path, WORKLOAD_COLUMNS):
-        job = _job(row, applications)
+        name = row.text("application")
+        if name not in limits:
+            raise row.fail(f"unknown application {name!r}; known are {', '.join(limits)}")
+        if name not in applications:
+            applications[name] = _application(folder, name, limits[name])
+        job = _job(row, applications[name])
         if not job.name or job.name in jobs:
             raise row.fail(f"the name {job.name!r} is empty or used twice")
         jobs[job.name] = job
@@ -197,8 +206,7 @@ def _loads_and_workloads(folder: Path) -> str:
     return ", ".join(found) or "none"
 
 
-def _job(row: Row, applications: Applications) -> PolluxJob:
-    application = applications.get(row)
+def _job(row: Row, application: Application) -> PolluxJob:
     gpus = row.whole("num_replicas", most=SERVERS * GPUS_PER_SERVER)
     batch_size = row.whole("batch_size")
     if not gpus:
@@ -213,43 +221,16 @@ def _job(row: Row, applications: Applications) -> PolluxJob:
     )
 
 
-class Applications:
-    """The applications of a folder, each read when a job needs it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder / "applications.json"
-        limits = read_json(self._path)
-        if not isinstance(limits, dict):
-            raise InputError("not an object of applications", path=self._path)
-        self._limits = limits
-        self._read: dict[str, Application] = {}
-
-    def get(self, row: Row) -> Application:
-        """Return the application that the row names."""
-        name = row.text("application")
-        if name not in self._limits:
-            raise row.fail(f"unknown application {name!r}; known are {', '.join(self._limits)}")
-        if name not in self._read:
-            self._read[name] = self._application(name)
-        return self._read[name]
-
-    def _application(self, name: str) -> Application:
-        limits = self._limits[name]
-        for key in LIMITS:
-            value = limits.get(key) if isinstance(limits, dict) else None
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name}: {key} is {value!r}, not a whole number above 0", path=self._path)
-        folder = self._folder / "applications" / name
-        progress, statistics = _epochs(folder, limits["epochs"])
-        times = StepTimes(_placements(folder / "placements.csv"), _scalability(folder / "scalability.csv"))
-        return Application(
-            name,
-            **{key: limits[key] for key in LIMITS},
-            statistics=statistics,
-            progress=progress,
-            times=times,
-        )
+def _application(folder: Path, name: str, limits: Any) -> Application:
+    values: dict[str, Any] = {key: limits.get(key) if isinstance(limits, dict) else None for key in LIMITS}
+    for key, value in values.items():
+        if type(value) is not int or value < 1:
+            reason = f"{name}: {key} is {value!r}, not a whole number above 0"
+            raise InputError(reason, path=folder / "applications.json")
+    tables = folder / "applications" / name
+    progress, statistics = _epochs(tables, values["epochs"])
+    times = StepTimes(_placements(tables / "placements.csv"), _scalability(tables / "scalability.csv"))
+    return Application(name, **values, statistics=statistics, progress=progress, times=times)
 
 
 def _placements(path: Path) -> list[tuple[tuple[int, ...], int, StepTime]]:

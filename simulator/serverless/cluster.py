@@ -41,7 +41,6 @@ class Cluster:
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        self.config = config
         self.memory_bandwidth = config.memory_bandwidth
         self.numa_bandwidth = config.numa_bandwidth
         self.network_bandwidth = config.network_bandwidth
