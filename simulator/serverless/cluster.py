@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from resource_manager.core.models import Node
@@ -95,9 +95,6 @@ class Cluster:
 
     def __getitem__(self, server_name: str) -> tuple[Server, ...]:
         return self._servers[server_name]
-
-    def __iter__(self) -> Iterator[Server]:
-        return iter(self.servers)
 
     def position(self, server_name: str, server_id: int, numa_node_id: int) -> int:
         """Return the index of a NUMA node in `nodes`; raise `ActionError` that names the wrong part."""

@@ -162,9 +162,9 @@ class NumaNode:
 def predict_ends(node: NumaNode) -> dict[tuple[int, int], float]:
     """Return (workflow, function) -> end in seconds, for running and scheduled containers.
 
-    That is without further arrivals, a fluid model without rounding; it takes time in proportion to the square
-    of the containers. A container that waits, or would have to, is left out: its start is unknown. Raises
-    `SimulationError` if the containers would never end.
+    That is a fluid model without rounding and without further arrivals; it takes time in proportion to the
+    square of the containers. A container that waits, or would have to, is left out: its start is unknown.
+    Raises `SimulationError` if the containers would never end.
     """
     now = node.cores.now
     active = [(container, float(container.remaining_computation)) for container in node.running_containers]

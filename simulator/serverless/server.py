@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from simulator.serverless.numa_node import NumaNode
 
@@ -36,9 +36,6 @@ class Server:
 
     def __getitem__(self, numa_node_id: int) -> NumaNode:
         return self._numa_nodes[numa_node_id]
-
-    def __iter__(self) -> Iterator[NumaNode]:
-        return iter(self._numa_nodes)
 
     def reset(self) -> None:
         """End the rental and empty the nodes."""

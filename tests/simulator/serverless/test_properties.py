@@ -104,7 +104,7 @@ def test_invariants_hold_over_an_episode(case: Case) -> None:
         for node in env.cluster.nodes:
             used = sum(container.memory_alloc for container in node.running_containers)
             assert node.free_memory == node.memory - used >= 0
-        for server in env.cluster:
+        for server in env.cluster.servers:
             assert server.latest_finished_time <= server.expiration_time
         for record in logs[-1].finished_function_records:
             log = next(log for log in logs if (log.wf_id, log.fn_id) == record[:2])
