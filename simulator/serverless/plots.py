@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,9 @@ def _makespans(episode: Episode) -> Any:
 def _rent(episode: Episode) -> Any:
     figure, axes = new_figure()
     unit = time_unit(episode.summary.last_completion_s)
-    times, totals, total = [0.0], [0.0], 0.0
-    for record in episode.records:
-        total += record.rent
-        times.append(record.submission_time)
-        totals.append(total)
-    times.append(episode.summary.last_completion_s)
-    axes.step(unit.scaled(times), [*totals, total], where="post", color=light("series-1"))
+    times = [0.0, *(record.submission_time for record in episode.records), episode.summary.last_completion_s]
+    totals = list(accumulate((record.rent for record in episode.records), initial=0.0))
+    axes.step(unit.scaled(times), [*totals, totals[-1]], where="post", color=light("series-1"))
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"time of the decision, {unit.name}")
     axes.set_ylabel("rent so far, $")

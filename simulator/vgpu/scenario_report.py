@@ -79,13 +79,10 @@ def scenario_report(
 
 def describe_tasks(run: ScenarioRun) -> list[dict[str, Any]]:
     """Return the drawn values of each task; its profile is in the settings by name."""
-    rows = []
-    for task in run.tasks:
-        row = asdict(task)
-        row["profile"] = task.profile.name
-        row["ideal_duration_s"] = task.profile.ideal_duration_s
-        rows.append(row)
-    return rows
+    return [
+        asdict(task) | {"profile": task.profile.name, "ideal_duration_s": task.profile.ideal_duration_s}
+        for task in run.tasks
+    ]
 
 
 def describe_outcome(outcome: TaskOutcome) -> dict[str, Any]:
