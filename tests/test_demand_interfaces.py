@@ -39,7 +39,6 @@ with warnings.catch_warnings():
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.task_demand import (
         FIELDS,
-        asked_by_attributes,
         demand_of,
         demand_params,
         demand_templates,
@@ -159,7 +158,7 @@ def by_command(name: str) -> Callable[..., Any]:
 def by_operator(kind: Any, values: Callable[[], dict[str, Any]], **more: Any) -> Callable[..., Any]:
     def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
         operator = kind(task_id="x", owner=VALUES["owner"], **more, **values())
-        manager.submit(demand_of(operator, asked_by_attributes(operator), {}, VALUES["lease_id"]))
+        manager.submit(demand_of(operator, operator.given_fields(), {}, VALUES["lease_id"]))
 
     return ask
 
@@ -313,7 +312,7 @@ def test_durations_are_seconds_texts_or_timedeltas(
     manager.submit("t", 1, utility=1.0, **options)
     client.submit("u", 1, utility=1.0, **options)
     operator = GPUTrainingOperator(task_id="x", command="true", gpus=1, utility="1", **options)
-    manager.submit(demand_of(operator, asked_by_attributes(operator), {}, "v"))
+    manager.submit(demand_of(operator, operator.given_fields(), {}, "v"))
     for _, request in built_requests:
         assert request.utility is not None
         assert (request.ttl_s, request.expected_runtime_s, request.utility.target_s) == (90.0,) * 3

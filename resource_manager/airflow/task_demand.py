@@ -55,19 +55,6 @@ def takes_demand(init: Init) -> Init:
     return init
 
 
-def taken(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields of a `Demand` from an operator's arguments; return them by attribute.
-
-    A mapped function of `@task.gpu` gives them by attribute.
-    """
-    return {name: kwargs.pop(field, kwargs.pop(name, None)) for field, name in ATTRIBUTES.items()}
-
-
-def asked_by_attributes(operator: Any) -> dict[str, Any]:
-    """Return the fields that `taken` made attributes of an operator, None where one was left out."""
-    return {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
-
-
 def check_at_parse(operator: str, given: Mapping[str, Any]) -> None:
     """Raise `InvalidRequestError` for a wrong field, where its value is known while the DAG is parsed.
 
@@ -91,6 +78,26 @@ def check_partial(arguments: Mapping[str, Any]) -> None:
     operator = str(arguments.get("task_id", "partial"))
     check_at_parse(operator, asked)
     check_duration(operator, "max_wait", arguments.get("max_wait"))
+
+
+class TakesDemand:
+    """Methods of an operator whose parameters and attributes are the fields of a `Demand`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        # A mapped function of `@task.gpu` gives them by attribute.
+        given = {name: kwargs.pop(field, kwargs.pop(name, None)) for field, name in ATTRIBUTES.items()}
+        super().__init__(**kwargs)
+        vars(self).update(given)
+
+    @classmethod
+    def partial(cls, **arguments: Any) -> Any:
+        """Return the mapped form of the operator, as of Airflow's, with its arguments checked."""
+        check_partial(arguments)
+        return super().partial(**arguments)  # type: ignore[misc]
+
+    def given_fields(self) -> dict[str, Any]:
+        """Return the fields that the author gave, rendered; None where one was left out."""
+        return {name: given_value(getattr(self, attribute)) for name, attribute in ATTRIBUTES.items()}
 
 
 def check_duration(operator: str, name: str, value: timedelta | None, *, none: bool = True) -> None:

@@ -12,7 +12,7 @@ from tests.builders import present
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import GPUAllocateOperator, GPUTrainingOperator
-    from resource_manager.airflow.task_demand import asked_by_attributes, demand_of, end_lease, owner_of
+    from resource_manager.airflow.task_demand import demand_of, end_lease, owner_of
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 
@@ -73,7 +73,7 @@ def test_a_task_without_a_deadline_has_that_of_its_run():
         "dag_run": SimpleNamespace(start_date=began, logical_date=None),
     }
     operator = GPUTrainingOperator(task_id="t", gpus=2, command="true")
-    asked = asked_by_attributes(operator)
+    asked = operator.given_fields()
     assert demand_of(operator, asked, context, "t").deadline == began + timedelta(hours=2)
     assert demand_of(operator, {**asked, "deadline": "1h"}, context, "t").deadline == 3600
     assert demand_of(operator, asked, {}, "t").deadline is None

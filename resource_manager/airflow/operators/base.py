@@ -39,10 +39,7 @@ class HoldsLease(Resumes):
     log: Any
     defer: Callable[..., NoReturn]
     execute_request: Callable[..., Any]
-
-    def given_fields(self) -> dict[str, Any]:
-        """Return the fields of the demand that the author gave, rendered; None where one was left out."""
-        return task_demand.asked_by_attributes(self)
+    given_fields: Callable[[], dict[str, Any]]
 
     @property
     def manager(self) -> LeaseService:
@@ -143,7 +140,7 @@ class HoldsLease(Resumes):
         return manager.cancel(identity.lease_id, sequence=entry["sequence"])
 
 
-class GPUOperator(HoldsLease, BaseOperator):
+class GPUOperator(task_demand.TakesDemand, HoldsLease, BaseOperator):
     """Request GPUs and CPUs of one server, or of `nodes` servers, and wait for them in the triggerer.
 
     The fields of `Demand` are parameters, except `lease_id`; all of them are templates. As text, lists are
@@ -165,19 +162,11 @@ class GPUOperator(HoldsLease, BaseOperator):
     nodes: Any
     server: Any
 
-    @classmethod
-    def partial(cls, **arguments: Any) -> Any:
-        """Return the mapped form of the operator, as of Airflow's, with its arguments checked."""
-        task_demand.check_partial(arguments)
-        return super().partial(**arguments)
-
     @task_demand.takes_demand
     def __init__(
         self, *, max_wait: timedelta | None = None, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
     ) -> None:
-        asked = task_demand.taken(kwargs)
         super().__init__(**kwargs)
-        vars(self).update(asked)
         self.max_wait = self.wait_limit = max_wait
         self.gpu_conn_id = gpu_conn_id
         task_demand.check_at_parse(self.task_id, self.given_fields())

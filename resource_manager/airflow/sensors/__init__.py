@@ -22,7 +22,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.demand import Demand
 
 
-class GPUAvailableSensor(Resumes, BaseSensorOperator):
+class GPUAvailableSensor(task_demand.TakesDemand, Resumes, BaseSensorOperator):
     """Succeed once such a request would be granted; allocates nothing, so another request may come first.
 
     Parameters as for `GPUOperator`, without `max_wait`, and those of every sensor.
@@ -30,22 +30,14 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
 
     template_fields: Sequence[str] = tuple(task_demand.ATTRIBUTES.values())
 
-    @classmethod
-    def partial(cls, **arguments: Any) -> Any:
-        """Return the mapped form of the sensor, as of Airflow's, with its arguments checked."""
-        task_demand.check_partial(arguments)
-        return super().partial(**arguments)
-
     @task_demand.takes_demand
     def __init__(
         self, *, deferrable: bool = True, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
     ) -> None:
-        asked = task_demand.taken(kwargs)
         super().__init__(**kwargs)
-        vars(self).update(asked)
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
-        task_demand.check_at_parse(self.task_id, task_demand.asked_by_attributes(self))
+        task_demand.check_at_parse(self.task_id, self.given_fields())
         self._waiting_log = WaitLog()
 
     def poke(self, context: Any) -> bool:
@@ -104,5 +96,5 @@ class GPUAvailableSensor(Resumes, BaseSensorOperator):
         self.log.info("the GPUs are free on %s", found.server_name)
 
     def _demand(self, context: Any) -> Demand:
-        asked = task_demand.asked_by_attributes(self)
-        return task_demand.demand_of(self, asked, context, f"{identity_of(context).lease_id} (sensor)")
+        lease_id = f"{identity_of(context).lease_id} (sensor)"
+        return task_demand.demand_of(self, self.given_fields(), context, lease_id)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from resource_manager.airflow.slurm.trigger import SlurmEvent, SlurmTrigger, copy_output
-from resource_manager.airflow.task_demand import asked_by_attributes, demand_of
+from resource_manager.airflow.task_demand import demand_of
 from resource_manager.airflow.task_results import keep_end
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
@@ -137,7 +137,7 @@ def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> Batch
     """Return what is asked of Slurm; raises `AirflowFailException` for what it cannot be asked."""
     if str(operator.done_when) != "all" or str(operator.startup_order) != "together":
         raise AirflowFailException("on Slurm all members start together, and all must succeed")
-    given = asked_by_attributes(operator)
+    given = operator.given_fields()
     unused = {name: given[name] for name in UNUSED} | {"max_wait": operator.max_wait}
     for name, value in unused.items():
         if value is not None:
