@@ -131,8 +131,10 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
     """Return the job's environment, with devices that the caller cannot override; raises `LauncherError`."""
     check_environment(job.environment)
-    devices = devices_of(job, renumbered=renumbered)
-    return {**job.environment, **devices, **lease_environment(job.gpu_ids, job.gpu_uuids)}
+    lease = {"GPU_LEASE_GPUS": ",".join(map(str, job.gpu_ids))}  # for people
+    if job.gpu_uuids:
+        lease["GPU_LEASE_UUIDS"] = ",".join(job.gpu_uuids)
+    return {**job.environment, **devices_of(job, renumbered=renumbered), **lease}
 
 
 def devices_of(job: Job, *, renumbered: bool = False) -> dict[str, str]:
@@ -146,9 +148,3 @@ def devices_of(job: Job, *, renumbered: bool = False) -> dict[str, str]:
         mps_folder=job.mps_folder,
         renumbered=renumbered,
     )
-
-
-def lease_environment(gpu_ids: Sequence[int], gpu_uuids: Sequence[str]) -> dict[str, str]:
-    """Return the numbers of a lease's GPUs for people, and their UUIDs if the inventory names them."""
-    environment = {"GPU_LEASE_GPUS": ",".join(map(str, gpu_ids))}
-    return {**environment, "GPU_LEASE_UUIDS": ",".join(gpu_uuids)} if gpu_uuids else environment
