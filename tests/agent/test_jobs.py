@@ -492,15 +492,18 @@ def test_what_an_attach_prepared_and_never_began_goes(
     """No service tells the agent to forget it, as the name of its folder is that of no lease."""
     monkeypatch.setattr(job_runner, "PRUNE_EVERY_S", 0.0)
     root, key = tmp_path / "jobs", job_key("t", 7)
-    old, new, runs = (f"attach-0000000{number}" for number in range(3))
-    for name in (old, new, runs, key):
+    old, later, new, runs = (f"attach-0000000{number}" for number in range(4))
+    for name in (new, runs, key):
         starting.prepare(str(root), name)
-    for name in (old, runs, key):
+    for name in (runs, key):
         os.utime(root / name / job_files.PREPARED, (1000, 1000))
     with job_files.locked(str(root / runs), fcntl.LOCK_EX, os.O_CREAT):
         service = Service(opened())
         service.say({"key": key, "want": "prepare", "n": "", "spec": {}})
-        wait_for(lambda: not (root / old).exists())
+        for each in (old, later):  # the second goes after all of the first look
+            starting.prepare(str(root), each)
+            os.utime(root / each / job_files.PREPARED, (1000, 1000))
+            wait_for(lambda: {old, later}.isdisjoint(os.listdir(root)))
     assert all((root / name).exists() for name in (new, runs, key))
 
 
