@@ -371,10 +371,8 @@ class Nvml:
 
     def _recovery_action(self, device: ctypes.c_void_p) -> str | None:
         asked = FieldValue(field=RECOVERY_ACTION_FIELD)
-        if (
-            not self._call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(asked))
-            or asked.code != SUCCESS
-        ):
+        done = self._call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(asked))
+        if not done or asked.code != SUCCESS:
             return None
         action = asked.value & 0xFFFFFFFF
         return RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action {action}"

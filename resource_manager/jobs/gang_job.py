@@ -76,9 +76,7 @@ class Preempted:
     @property
     def is_over(self) -> bool:
         """Return True if all members are known to have ended."""
-        return not self.left and all(
-            status.state is not JobState.RUNNING for status in self.statuses.values()
-        )
+        return not self.left and JobState.RUNNING not in (each.state for each in self.statuses.values())
 
     @property
     def has_succeeded(self) -> bool:

@@ -300,10 +300,9 @@ def _withdraw(
 
 def _search(manager: LeaseService) -> list[Action]:
     """Look at the servers without an agent that are closed until they were searched; open those that may."""
-    servers = manager.servers()
     waiting = [
         server
-        for server in servers
+        for server in manager.servers()
         if server["drained"]
         and not server["watched"]
         and is_unsearched(Drained(server["server_name"], 0.0, server["drain_reason"]))

@@ -69,8 +69,7 @@ class AgentLauncher:
 
     def start(self, job: Job) -> bool:
         check_image("agent", job)
-        run = self._ordered(job.key, "run", spec=spec_of(job))
-        return bool(run["began"])
+        return bool(self._ordered(job.key, "run", spec=spec_of(job))["began"])
 
     def status(self, key: str) -> JobStatus:
         return status_of(self._run(key))

@@ -193,16 +193,15 @@ class DockerLauncher:
 
     def _create(self, job: Job) -> str | None:
         """Create the container and return its id; None if this lease already has one."""
+        api = self._engine.api
         with self._in_use():
-            made: dict[str, str] = self._engine.api.create_container(
+            made: dict[str, str] = api.create_container(
                 job.image,
                 list(job.command) or None,
                 name=job.key,
                 environment=docker_container.environment_of(job),
                 labels={f"gpu-manager.{name}": value for name, value in job.labels.items()},
-                host_config=self._engine.api.create_host_config(
-                    **docker_container.host_options(job, self._engine.about)
-                ),
+                host_config=api.create_host_config(**docker_container.host_options(job, self._engine.about)),
             )
             return made["Id"]
         return None
