@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from resource_manager.jobs.directories import ending
+from resource_manager.jobs.directories import ending, job_processes
 from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import processes_of_command, wait_for, wait_until_ended
@@ -69,6 +69,18 @@ def test_a_job_that_has_ended_is_listed_while_such_a_process_is_left(tmp_path: P
     assert sleepers() == []
     assert launcher.running() == []
     launcher.stop("j", 0.0)
+
+
+def test_a_job_is_listed_while_a_process_that_left_its_group_has_its_mark(tmp_path: Path) -> None:
+    launcher = LocalLauncher(str(tmp_path))
+    leaves = f"import subprocess; subprocess.Popen({SLEEP.split()}, start_new_session=True)"
+    launcher.prepare(job := Job("j", (sys.executable, "-c", leaves)))
+    launcher.start(job)
+    assert wait_until_ended(launcher, "j").exit_code == 0
+    wait_for(lambda: sleepers() and not job_processes.has_group(str(tmp_path / "j")))
+    assert launcher.running() == ["j"]
+    launcher.stop("j", 0.0)
+    assert sleepers() == []
 
 
 def test_a_command_in_a_terminal_leaves_no_process_without_a_mark(tmp_path: Path) -> None:
