@@ -185,7 +185,7 @@ class LeasedNodes(NodeIndex):
     def _mark_preempting(self, lease: Lease) -> None:
         if lease.preempted_by:
             self.preempting.add(lease.lease_id)
-        else:
+        elif not lease.ranks:  # the id of a remainder may be that of another lease
             self.preempting.discard(lease.lease_id)
 
     def _end(self, lease: Lease, at: float) -> None:
@@ -236,8 +236,6 @@ class LeasedNodes(NodeIndex):
         before, after = (Counter(lease.members if lease else ()) for lease in (old, new))
         if old is not None and old.preempted_by:
             self.preempting.discard(old.lease_id)
-        if new is not None and not new.ranks:
-            self._mark_preempting(new)
         if self.ledger is not None and old is not None:
             self.ledger.remove(old, self.by_name)
         if self.ledger is not None and new is not None:
@@ -253,6 +251,7 @@ class LeasedNodes(NodeIndex):
             for member in (after - before).elements():
                 self._allocate_member(new, member, force=True)
             self._expiry_heap.push(new)
+            self._mark_preempting(new)
         if old is not None:
             self._deallocate_members(old.request, (before - after).elements(), "")
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.core.changes import AgentSeen, Drained, InventoryChanged, Released, Resumed
+from resource_manager.core.changes import (
+    AgentSeen,
+    Drained,
+    Granted,
+    InventoryChanged,
+    MembersReleased,
+    Preempting,
+    Released,
+    Resumed,
+)
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import CapacityError, UnknownNodeError
 from tests.builders import nodes
 from tests.core.test_node_index import assert_indexed, hold
@@ -101,3 +111,13 @@ def test_a_trial_leaves_the_expiry_heap_unchanged() -> None:
         assert [lease.lease_id for lease in state.expired(20.0)] == ["u"]
         state.apply(Released("t", 1, 1.0))
     assert [lease.lease_id for lease in state.expired(20.0)] == ["t", "untouched"]
+
+
+def test_a_state_that_is_read_again_knows_of_a_preemption_beside_a_remainder_of_the_same_id() -> None:
+    state = ClusterState(nodes("abc"))
+    members = (Placement("a", (0,)), Placement("b", (0,)))
+    state.apply(Granted(Lease(Request("t", 1, nodes=2), members, 1, 0.0), 0.0))
+    state.apply(MembersReleased("t", 1, (0,), 1.0))
+    hold(state, "t", "c", 0)
+    state.apply(Preempting("t", 2, "u", 9.0, 2.0))
+    assert ClusterState.from_snapshot(state.snapshot()).preempting == state.preempting == {"t"}
