@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
@@ -18,71 +17,55 @@ DRAINED = "drained"
 GpuChange = GpuClosed | GpuOpened | GpuCleaned
 """The changes that are about one node's GPUs."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """State of a node's GPUs before a change, by which `_restore` undoes it."""
-
-    closed: dict[int, GpuClosed]
-    opened: dict[int, GpuOpened]
-    cleaning: dict[tuple[int, int], Cleaning]
+Undo = Callable[[], object]
 
 
-def change_gpus(state: NodeState, change: GpuChange) -> Callable[[], None]:
+def change_gpus(state: NodeState, change: GpuChange) -> Undo:
     """Apply the change to the node and return the function that undoes it.
 
     Opening an open GPU, or cleaning one of which nothing is being cleaned, changes nothing.
     """
-    before = _Before(dict(state.closed_gpus), dict(state.opened_gpus), dict(state.cleaning))
+    closed, opened, cleaning = dict(state.closed_gpus), dict(state.opened_gpus), dict(state.cleaning)
+    gpu_ids: tuple[int, ...] = (change.gpu_id,)
     match change:
         case GpuClosed():
-            state.closed_gpus[change.gpu_id] = change
-            state.opened_gpus.pop(change.gpu_id, None)
+            closed[change.gpu_id] = change
+            opened.pop(change.gpu_id, None)
         case GpuOpened():
-            state.closed_gpus.pop(change.gpu_id, None)
-            state.opened_gpus[change.gpu_id] = change
+            closed.pop(change.gpu_id, None)
+            opened[change.gpu_id] = change
         case GpuCleaned():
-            state.cleaning.pop((change.gpu_id, change.fencing_token), None)
-            recount(state, state.gpu_free)  # the device may have another id now
-            return partial(_restore, state, before, tuple(state.gpu_free))
-    recount(state, (change.gpu_id,))
-    return partial(_restore, state, before, (change.gpu_id,))
+            cleaning.pop((change.gpu_id, change.fencing_token), None)
+            gpu_ids = tuple(state.gpu_free)  # the device may have another id now
+    return _set_gpus(state, closed, opened, cleaning, gpu_ids)
 
 
-def _restore(state: NodeState, before: _Before, gpu_ids: Iterable[int]) -> None:
-    state.closed_gpus, state.opened_gpus = before.closed, before.opened
-    state.cleaning = before.cleaning
+def _set_gpus(
+    state: NodeState,
+    closed: dict[int, GpuClosed],
+    opened: dict[int, GpuOpened],
+    cleaning: dict[tuple[int, int], Cleaning],
+    gpu_ids: tuple[int, ...],
+) -> Undo:
+    undo = partial(_set_gpus, state, state.closed_gpus, state.opened_gpus, state.cleaning, gpu_ids)
+    state.closed_gpus, state.opened_gpus, state.cleaning = closed, opened, cleaning
     recount(state, gpu_ids)
+    return undo
 
 
-def begin_cleaning(state: NodeState, lease: Lease, member: Placement, at: float) -> Callable[[], None]:
+def begin_cleaning(state: NodeState, lease: Lease, member: Placement, at: float) -> Undo:
     """Take what an ended lease's member held on the node's GPUs out of the free capacity; return its undo."""
-    before = state.cleaning
-    cleaning = dict(before)
+    cleaning = dict(state.cleaning)
     gpu_ids = state.gpu_ids_of(member)
     for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
         key = (gpu_id, lease.fencing_token)
         other = cleaning.get(key)  # another member's part of the same GPU
         milli = lease.request.gpu_milli + (other.milli if other else 0)
+        labels, sequence = lease.request.labels, lease.sequence
         cleaning[key] = Cleaning(
-            state.name,
-            gpu_id,
-            uuid,
-            lease.fencing_token,
-            milli,
-            lease.lease_id,
-            at,
-            lease.request.labels,
-            lease.sequence,
+            state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at, labels, sequence
         )
-    state.cleaning = cleaning
-    recount(state, gpu_ids)
-    return partial(_end_cleaning, state, before, gpu_ids)
-
-
-def _end_cleaning(state: NodeState, before: dict[tuple[int, int], Cleaning], gpu_ids: Iterable[int]) -> None:
-    state.cleaning = before
-    recount(state, gpu_ids)
+    return _set_gpus(state, state.closed_gpus, state.opened_gpus, cleaning, gpu_ids)
 
 
 def carry_over(old: NodeState, new: NodeState) -> None:
@@ -106,15 +89,12 @@ def recount(state: NodeState, gpu_ids: Iterable[int]) -> None:
         before = state.gpu_free.get(gpu_id)
         if before is None:
             continue
-        after = 0 if gpu_id in state.closed_gpus else unused_milli(state, gpu_id)
+        after = 0
+        if gpu_id not in state.closed_gpus:
+            after = MILLI_PER_GPU - leased_milli(state, gpu_id) - cleaning_milli(state, gpu_id)
         state.gpu_free[gpu_id] = after
         state.free_milli += after - before
         state.whole_free += (after == MILLI_PER_GPU) - (before == MILLI_PER_GPU)
-
-
-def unused_milli(state: NodeState, gpu_id: int) -> int:
-    """Return the thousandths of a GPU, closed or not, that no lease holds and that are not being cleaned."""
-    return MILLI_PER_GPU - leased_milli(state, gpu_id) - cleaning_milli(state, gpu_id)
 
 
 def leased_milli(state: NodeState, gpu_id: int) -> int:

@@ -12,7 +12,7 @@ from typing import ParamSpec
 
 from resource_manager.core.changes import AgentLost, Drained
 from resource_manager.core.expiry_heap import ExpiryHeap
-from resource_manager.core.gpu_state import begin_cleaning
+from resource_manager.core.gpu_state import Undo, begin_cleaning
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import NodeState, allocate
@@ -43,7 +43,7 @@ class LeasedNodes(NodeIndex):
         self.ledger: TeamLedger | None = None
         """Ledger of what each team holds; None without rules of teams, so that it then costs nothing."""
         self._expiry_heap = ExpiryHeap(self.leases)
-        self._undo: list[Callable[[], object]] | None = None
+        self._undo: list[Undo] | None = None
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
 
     def expired(self, now: float) -> list[Lease]:
@@ -82,7 +82,7 @@ class LeasedNodes(NodeIndex):
         before = (self.version, self.last_fencing_token, self.sequence, self.last_node)
         expiry_heap, self._expiry_heap = self._expiry_heap, ExpiryHeap(self.leases)
         outer = self._undo
-        undo: list[Callable[[], object]] = []
+        undo: list[Undo] = []
         self._undo = undo
         try:
             yield
@@ -285,7 +285,7 @@ class LeasedNodes(NodeIndex):
         self._undone_by(self._set_agent, state, state.watched, state.silent)
         self._set_agent(state, watched, silent)
 
-    def _change_gpus(self, state: NodeState, step: Callable[[], Callable[[], None]]) -> None:
+    def _change_gpus(self, state: NodeState, step: Callable[[], Undo]) -> None:
         """Call a step that changes the node's GPUs and returns its undo function; update the index."""
         self._undone_by(self._with_index, state, self._with_index(state, step))
 
