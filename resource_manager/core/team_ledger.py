@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -75,23 +75,16 @@ class Account:
     fixed_by_type: dict[str, int] = field(default_factory=dict)
     by_owner: dict[str, int] = field(default_factory=dict)
     use: Use = NO_USE
-    path: tuple[Account, ...] = field(init=False)
+    path: tuple[Account, ...] = ()
     """The account and those above it."""
 
     def __post_init__(self) -> None:
         self.guaranteed = milli_of_gpus(self.team.guaranteed)
         self.limit = None if self.team.limit is None else milli_of_gpus(self.team.limit)
-        self.path = (self,)
 
     @property
     def name(self) -> str:
         return self.team.name
-
-
-def _upwards(account: Account | None) -> Iterator[Account]:
-    while account is not None:
-        yield account
-        account = account.parent
 
 
 class TeamLedger:
@@ -110,7 +103,10 @@ class TeamLedger:
                 account.parent = self.accounts[account.team.parent]
                 account.parent.children.append(account)
         for account in self.accounts.values():
-            account.path = tuple(_upwards(account))
+            path = [account]
+            while above := path[-1].parent:
+                path.append(above)
+            account.path = tuple(path)
         self.tops = [account for account in self.accounts.values() if account.parent is None]
         self._is_typed = any(team.guaranteed_by_type for team in rules.teams)
         for lease in leases:
@@ -127,6 +123,11 @@ class TeamLedger:
 
     def remove(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
         self._count(lease, nodes, -1)
+
+    def min_runtime_s(self, team: str) -> float:
+        """Return for how long a lease of the team is not preempted after its grant, in seconds."""
+        own_s = self.named(team).team.min_runtime_s
+        return self.rules.min_runtime_s if own_s is None else own_s
 
     def rate_of(self, lease: Lease, nodes: Mapping[str, NodeState]) -> float:
         """Return the GPUs of a lease, each times the weight of its type."""

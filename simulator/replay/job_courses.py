@@ -180,8 +180,7 @@ class JobCourses:
         elif job_run.follows.lease.members == lease.members:
             self.tokens[job_run.follows.lease.fencing_token] = lease.fencing_token
         if (ledger := self.cluster.ledger) is not None:
-            own_s = ledger.named(lease.request.team).team.min_runtime_s
-            self._decide_at(now + (ledger.rules.min_runtime_s if own_s is None else own_s))
+            self._decide_at(now + ledger.min_runtime_s(lease.request.team))
 
     def _schedule(self, at: float, event: tuple[Due, Lease] | None) -> None:
         """Schedule an event, at once if its time is past: a recorded clock may have been set back."""

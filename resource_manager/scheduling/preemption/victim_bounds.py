@@ -162,11 +162,13 @@ class VictimBounds:
         by_team: dict[str, list[Lease]] = {}
         of_leases: list[Hashable] = []
         due = math.inf
+        ledger = self._ledger
+        assert ledger is not None
         for lease in state.leases.values():
             request = lease.request
             may_be_taken = request.preemptible and not (lease.quarantined or lease.preempted_by)
             if may_be_taken:
-                protected_s = self._protected_s(request.team)
+                protected_s = ledger.min_runtime_s(request.team)
                 if lease.granted_at > self._now - protected_s:
                     may_be_taken, due = False, min(due, lease.granted_at + protected_s)
                 else:
@@ -199,11 +201,6 @@ class VictimBounds:
                     del numbers[priority], self.milli[team, priority]
             if not numbers:
                 del self.teams[team]
-
-    def _protected_s(self, team: str) -> float:
-        assert self._ledger is not None
-        own_s = self._ledger.named(team).team.min_runtime_s
-        return self._ledger.rules.min_runtime_s if own_s is None else own_s
 
 
 class _Group:

@@ -116,8 +116,7 @@ class Right:
             not (level.by_type or self._is_beyond(level)) for level in self._side(team).levels
         ):
             return None
-        own_s = self._ledger.named(team).team.min_runtime_s
-        return self._now - (self._ledger.rules.min_runtime_s if own_s is None else own_s)
+        return self._now - self._ledger.min_runtime_s(team)
 
     def allows(self, lease: Lease) -> bool:
         """Return True if the lease, one of `leases`, may be taken now."""
