@@ -52,7 +52,7 @@ def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPa
         plan = _plan(cluster, current)
         if request.lease_id in plan.to_come:
             return []
-        victims = find_victims(cluster, pending, current, plan.planned)
+        victims = find_victims(cluster, pending, current, plan)
         return victims if _starts_after(cluster, pending, victims, plan, current) else []
 
 
@@ -159,7 +159,7 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
             victims: list[Lease] = []
             kind = (*own_kind, current.policy)
             if is_alone or not bounds.is_in_vain(kind):
-                victims = find_victims(cluster, pending, current, plan.planned)
+                victims = find_victims(cluster, pending, current, plan)
             waits = bool(victims) and not _starts_after(cluster, pending, victims, plan, current)
             if waits or not victims:
                 in_vain[own_kind, is_alone] += 1
@@ -195,35 +195,20 @@ def _is_too_long(ledger: TeamLedger, request: Request) -> bool:
     return stop is not None and stop.kind is StopKind.RUNTIME
 
 
-def _with_prospects(cluster: ClusterState, plan: _Plan, now: float) -> set[Kind]:
+def _with_prospects(cluster: ClusterState, plan: Planned, now: float) -> set[Kind]:
     """Return the kinds of pending requests that still wait for victims, and for which there may be any."""
     bounds = VictimBounds.of(cluster, now)
     found: set[Kind] = set()
     for kind, requests in cluster.pending.kinds.items():
         first = next((request for name, request in requests.items() if name not in plan.to_come), None)
-        if first is not None and not bounds.exclude(kind, first, plan.planned):
+        if first is not None and not bounds.exclude(kind, first, plan):
             found.add(kind)
     return found
 
 
-class _Plan:
-    """What requests are to get once the leases that are being preempted for them have ended."""
-
-    def __init__(self, cluster: ClusterState, ending: list[Lease]) -> None:
-        self.ending = ending
-        self.to_come: dict[str, Lease] = {}
-        self.planned = Planned(cluster)
-
-    def add(self, lease: Lease | None) -> None:
-        """Count a lease that is to come, if there is one."""
-        if lease is not None:
-            self.to_come[lease.lease_id] = lease
-            self.planned.add(lease)
-
-
-def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
+def _plan(cluster: ClusterState, current: SchedulingPass) -> Planned:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
-    plan = _Plan(cluster, _ending(cluster, current.now - STUCK_AFTER_S))
+    plan = Planned(cluster, _ending(cluster, current.now - STUCK_AFTER_S))
     for lease in plan.ending:
         cluster.suppose_ended(lease)
     for by in dict.fromkeys(lease.preempted_by for lease in plan.ending):
@@ -236,7 +221,7 @@ def _starts_after(
     cluster: ClusterState,
     pending: PendingRequest,
     victims: Sequence[Lease],
-    plan: _Plan,
+    plan: Planned,
     current: SchedulingPass,
 ) -> bool:
     """Return True if the request may start as soon as its victims have ended, whatever ends for others later.

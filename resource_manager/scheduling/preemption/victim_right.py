@@ -25,23 +25,28 @@ CHEAPEST: Cheapness = (-MAX_PRIORITY - 1, -math.inf, -math.inf, "")
 
 
 class Planned:
-    """What requests are to get that leases end for, in thousandths of GPUs by team.
+    """What requests are to get that leases end for, `to_come` by lease id, once those `ending` have ended.
 
-    So much of what a team holds in the trial it does not hold yet, and is not to lose other leases for.
+    So much of what a team holds in the trial, in thousandths of GPUs, it does not hold yet, and is not to
+    lose other leases for.
     """
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: ClusterState, ending: Iterable[Lease] = ()) -> None:
         self._cluster = cluster
+        self.ending = [*ending]
+        self.to_come: dict[str, Lease] = {}
         self._milli: dict[tuple[str, str], int] = {}
 
     def milli(self, account: Account, gpu_type: str = "") -> int:
         """Return what the team holds less than the trial says, of that type or of all."""
         return self._milli.get((account.name, gpu_type), 0)
 
-    def add(self, lease: Lease) -> None:
-        """Count a lease that is to come."""
-        ledger = self._cluster.ledger
-        if ledger is None:
+    def add(self, lease: Lease | None) -> None:
+        """Count a lease that is to come, if there is one."""
+        if lease is None:
+            return
+        self.to_come[lease.lease_id] = lease
+        if (ledger := self._cluster.ledger) is None:
             return
         amounts = {"": held_milli(lease), **gpu_types_of(lease, self._cluster.by_name)}
         for account in ledger.of(lease.request).path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
@@ -200,24 +199,18 @@ def ways_after(
     return [replace(pending, request=request) for request in ways] or [pending]
 
 
-class PlacedByRight(NamedTuple):
-    """Places of a request for which leases end, and the request on the types of GPU that it may have."""
-
-    request: Request
-    members: Members
-
-
 def place_by_right(
     cluster: ClusterState, pending: PendingRequest, current: SchedulingPass
-) -> PlacedByRight | None:
-    """Return the places of a request for which leases end: on types inside its team's guarantee, or on any.
+) -> tuple[Request, Members] | None:
+    """Return the request for which leases end, on the types that it may have, and its places; or None.
 
-    On any it is where it does not fit on those: an operator decided, or only leases of its own team end.
+    They are those inside its team's guarantee, or any where it does not fit on these: an operator decided, or
+    only leases of its own team end.
     """
     ways = [] if cluster.ledger is None else by_right(cluster.ledger, pending.request)
     for request in (*ways, pending.request):
         if members := place_of(cluster, replace(pending, request=request), current):
-            return PlacedByRight(request, members)
+            return request, members
     return None
 
 
