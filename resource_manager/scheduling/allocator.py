@@ -201,7 +201,7 @@ def with_dispatch(
     return combined
 
 
-def _taken_back(cluster: ClusterState, now: float) -> list[Change]:
+def _taken_back(cluster: ClusterState, now: float) -> Sequence[Change]:
     """Apply, and return, the ends of preemptions for requests that do not wait any more."""
     changes = taken_back(cluster, now) if cluster.preempting else []
     cluster.apply(*changes)

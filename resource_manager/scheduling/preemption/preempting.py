@@ -124,7 +124,7 @@ def preemption_of(
     raise NotPreemptibleError(f"{nobody} waits for what {name} holds: stop its job instead")
 
 
-def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
+def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Preempting]:
     """Return the preemptions for pending requests that did not start, in queue order.
 
     The cluster must be in a trial; all grants that are possible must have been applied to it.
@@ -132,7 +132,7 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
     ledger, now = cluster.ledger, current.now
     if ledger is None or current.suspended is not None:
         return []
-    changes: list[Change] = []
+    changes: list[Preempting] = []
     with cluster.trial():
         plan = _plan(cluster, current)
         kinds = _with_prospects(cluster, plan, now)

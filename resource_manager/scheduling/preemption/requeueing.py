@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, Outcome, Preempting, Queued
+from resource_manager.core.changes import Outcome, Preempting, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
 from resource_manager.core.models import KEY_SEPARATOR, Lease
@@ -14,7 +14,7 @@ from resource_manager.core.runtimes import RAN, RESTARTS
 from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 
 
-def taken_back(cluster: ClusterState, now: float) -> list[Change]:
+def taken_back(cluster: ClusterState, now: float) -> list[Preempting]:
     """Return the ends of the preemptions for requests that do not wait any more.
 
     A job that was told meanwhile ends, and its request waits again; the others run on.
@@ -52,7 +52,7 @@ def likely_outcome(lease: Lease) -> str:
 _PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
 
 
-def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Change]:
+def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Queued]:
     """Return the change that queues the request of a preempted lease again, at its old place in time.
 
     One that a limit ended waits at the end of the queue, so that others have their turn, and so does one

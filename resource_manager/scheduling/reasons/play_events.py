@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from resource_manager.core.changes import GpuCleaned, Preempting, Queued, Released
+from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.lease_limits import REQUEUE_AFTER
@@ -89,7 +89,7 @@ def apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float)
             for gpu_id in member.gpu_ids:
                 cluster.apply(GpuCleaned(member.node, gpu_id, entry.fencing_token, at))
     for change in requeued(cluster, entry, outcome, at):
-        if isinstance(change, Queued) and entry.preempted_by == REQUEUE_AFTER:
+        if entry.preempted_by == REQUEUE_AFTER:
             # Its next turn is for the rest of its job: else turns without end would be all that is played.
             change = replace(change, request=replace(change.request, requeue_after_s=None))
         cluster.apply(change)
@@ -120,4 +120,4 @@ def preempt(cluster: ClusterState, current: SchedulingPass) -> list[Lease]:
     """Apply the preemptions of that pass to the cluster in its trial; return the leases that end by them."""
     changes = preemptions(cluster, current)
     cluster.apply(*changes)
-    return [cluster.leases[each.lease_id] for each in changes if isinstance(each, Preempting)]
+    return [cluster.leases[each.lease_id] for each in changes]
