@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from resource_manager.core.cluster import ClusterState
@@ -60,7 +60,7 @@ class VictimBounds:
         self.milli: Counter[tuple[str, int]] = Counter()
         """What they hold in thousandths of GPUs, by team and priority."""
         self.changed: list[int] = []
-        """Positions of the nodes that changed, with repeats; its length tells one state from another."""
+        """Positions of all nodes, then of those that changed, with repeats; its length tells states apart."""
 
     @classmethod
     def of(cls, cluster: ClusterState, now: float) -> VictimBounds:
@@ -212,32 +212,22 @@ class _Group:
         self._most = most
         self._caps: dict[str, float] = {}
         self._done = 0
-        self.capacity: list[FreeCapacity] = []
-        self.milli: list[float] = []
+        self.capacity = [FreeCapacity({}, {})] * len(bounds.nodes)
+        self.milli = [0.0] * len(bounds.nodes)
         """The most thousandths of GPUs that may be free of each node, as no team loses all it has."""
 
     def follow(self, cluster: ClusterState, caps: dict[str, float]) -> None:
         """Bring it up to date; `caps` is how much each team is beyond its guarantee."""
-        nodes, changed = self._bounds.nodes, self._bounds.changed
+        changed = self._bounds.changed
         if self._done == len(changed):
             return
         most = MILLI_PER_GPU * len(cluster.whole_free_masks)
         caps = {team: min(cap, most) for team, cap in caps.items()}
-        if not self.capacity:
-            self.capacity = [FreeCapacity({}, {})] * len(nodes)
-            self.milli = [0.0] * len(nodes)
-            positions: Iterator[int] | range = range(len(nodes))
-        else:
-            positions = iter(dict.fromkeys(changed[self._done :]))
-        self._done = len(changed)
-        if caps != self._caps:
-            self._caps = caps
-            again = set(range(len(nodes)))
-        else:
-            again = set()
+        positions = dict.fromkeys(changed[self._done :])
+        again: Iterable[int] = positions if caps == self._caps else range(len(self.milli))
+        self._done, self._caps = len(changed), caps
         for position in positions:
             self.capacity[position] = self._capacity(cluster.nodes[position])
-            again.add(position)
         for position in again:
             self.milli[position] = self._milli(cluster.nodes[position])
 
@@ -276,18 +266,17 @@ class _Shape:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._members: dict[int, int] = {}
-        self._done = -1
+        self._done = 0
 
     def may_fit(self, cluster: ClusterState, group: _Group, changed: list[int]) -> bool:
         """Return True if the request, or enough members of the gang, may fit."""
         request = self._request
-        positions = range(len(cluster.nodes)) if self._done < 0 else dict.fromkeys(changed[self._done :])
-        self._done = len(changed)
-        for position in positions:
+        for position in dict.fromkeys(changed[self._done :]):
             if members := self._members_on(cluster.nodes[position], group.capacity[position]):
                 self._members[position] = members
             else:
                 self._members.pop(position, None)
+        self._done = len(changed)
         one = request.gpus * request.gpu_milli
         count: Counter[str] = Counter()
         for position, members in self._members.items():
