@@ -20,7 +20,7 @@ from resource_manager.core.models import Request
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.lease_steps import release
-from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.placement.policies.cpu_gpu_scores import CPU_MILLI
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import fifo

@@ -18,7 +18,7 @@ from numba import njit
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import accepts_node
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Placement, Request
-from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.placement.policies.cpu_gpu_scores import CPU_MILLI
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from resource_manager.scheduling.placement.policies.gpu_clustering import FULL_NODE_MILLI
 from resource_manager.scheduling.placement.policies.random import MAX_DRAWS, NODES_PER_DRAW

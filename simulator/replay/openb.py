@@ -15,10 +15,12 @@ from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_
 from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.placement.policies import Policy, get_policy
-from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
-from resource_manager.scheduling.placement.policies.dot_product import dot_product_for
+from resource_manager.scheduling.placement.policies.cpu_gpu_scores import (
+    CPU_MILLI,
+    dot_product_for,
+    weighted_fit_for,
+)
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation, fgd_for
-from resource_manager.scheduling.placement.policies.weighted_fit import weighted_fit_for
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError

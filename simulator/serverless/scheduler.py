@@ -16,7 +16,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant
 from resource_manager.scheduling.placement.policies import Policy, get_policy
-from resource_manager.scheduling.placement.policies.least_loaded import least_loaded
+from resource_manager.scheduling.placement.policies.measured import least_loaded
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv
 from simulator.serverless.workflow import Function

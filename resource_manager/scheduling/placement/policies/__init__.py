@@ -11,16 +11,14 @@ from resource_manager.errors import PolicyError
 from resource_manager.scheduling.placement import package_policy
 from resource_manager.scheduling.placement.package_policy import PackagePolicy
 from resource_manager.scheduling.placement.policies.best_fit import best_fit
-from resource_manager.scheduling.placement.policies.dot_product import dot_product
+from resource_manager.scheduling.placement.policies.cpu_gpu_scores import dot_product, weighted_fit
 from resource_manager.scheduling.placement.policies.fgd import fgd
-from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.placement.policies.first_fit import first_fit, round_robin
 from resource_manager.scheduling.placement.policies.glb import glb
 from resource_manager.scheduling.placement.policies.gpu_clustering import gpu_clustering
 from resource_manager.scheduling.placement.policies.gpu_packing import gpu_packing
-from resource_manager.scheduling.placement.policies.least_loaded import least_loaded
+from resource_manager.scheduling.placement.policies.measured import least_loaded
 from resource_manager.scheduling.placement.policies.random import random
-from resource_manager.scheduling.placement.policies.round_robin import round_robin
-from resource_manager.scheduling.placement.policies.weighted_fit import weighted_fit
 
 Policy = Callable[[ClusterState, Request], Placement | None]
 
@@ -89,15 +87,3 @@ def fault_of(policy: Policy) -> Callable[[ClusterState, Request], str] | None:
     """Return what says why the policy has no place for a request that fits; None for one without faults."""
     fault: Callable[[ClusterState, Request], str] | None = getattr(policy, "fault", None)
     return fault
-
-
-__all__ = [
-    "POLICIES",
-    "Policy",
-    "fault_of",
-    "get_policy",
-    "package_of",
-    "scores_of",
-    "select_placement",
-    "takes_seed",
-]

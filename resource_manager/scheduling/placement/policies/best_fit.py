@@ -18,15 +18,10 @@ def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
         return _least_left(cluster, request)
     if request.gpu_milli != MILLI_PER_GPU:
         return _tightest(cluster, request)
-    best = _fewest_whole_gpus(cluster, request)
-    return None if best is None else best.place(request)
-
-
-def _fewest_whole_gpus(cluster: ClusterState, request: Request) -> NodeState | None:
     allowed = cluster.candidate_mask(request)
     for level in range(request.gpus, len(cluster.whole_free_masks)):
         for node in cluster.scan(cluster.whole_free_masks[level] & allowed, request):
-            return node
+            return node.place(request)
     return None
 
 

@@ -229,7 +229,7 @@ class LeaseMix:
 
     def _follow(self) -> None:
         cluster = self._cluster
-        changed = cluster.changed_since(self._mark) if self._mark >= 0 else None
+        changed = cluster.changed_since(self._mark)
         if changed is None:
             self._by_node = [Counter() for _ in cluster.nodes]
             self._total = Counter()

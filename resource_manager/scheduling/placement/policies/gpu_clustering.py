@@ -10,15 +10,9 @@ FULL_NODE_MILLI = 8 * MILLI_PER_GPU
 FRACTION = -1
 
 
-def size_of(request: Request) -> int:
-    """Return the size class of a request: `FRACTION` for a GPU fraction, else its number of GPUs."""
-    return FRACTION if request.gpu_milli != MILLI_PER_GPU else request.gpus
-
-
 def sizes_on(node: NodeState) -> frozenset[int]:
-    """Return the size classes of the GPU requests that the node hosts."""
+    """Return the sizes of the GPU requests that the node hosts: numbers of GPUs, and `FRACTION`."""
     requests = [lease.request for lease in node.leases.values()]
-    # `size_of` inlined, because this runs over all leases of a node at each of its changes.
     sizes = {each.gpus if each.gpu_milli == MILLI_PER_GPU else FRACTION for each in requests}
     sizes.discard(0)
     return frozenset(sizes)
@@ -28,7 +22,7 @@ def score(node: NodeState, request: Request, hosted: frozenset[int]) -> int:
     """Score up to 100 on a node that hosts only its size, 75 with others too, 50 idle, 25 elsewhere."""
     if not request.gpus:
         return 0
-    if size_of(request) in hosted:
+    if (request.gpus if request.gpu_milli == MILLI_PER_GPU else FRACTION) in hosted:
         company = 75 if len(hosted) == 1 else 50
     else:
         company = 0 if hosted else 25

@@ -50,7 +50,7 @@ class Measured:
             changed: Iterable[int] | None = cluster.changed_since(kept.mark)
             kept.mark = mark
             if changed is None:
-                changed = kept.start(len(nodes))
+                kept.measures, kept.ranked, changed = [inf] * len(nodes), [], range(len(nodes))
             measures, ranked = kept.measures, kept.ranked
             for index in changed:
                 node = nodes[index]
@@ -79,15 +79,13 @@ class _Kept:
         self.measures: list[float] = []
         self.ranked: list[tuple[float, int]] = []
 
-    def start(self, nodes: int) -> range:
-        """Forget all measures; return the positions to measure."""
-        self.measures = [inf] * nodes
-        self.ranked = []
-        return range(nodes)
-
     def best(self) -> int | None:
         """Return the position of the node with the least measure, the first on ties, or None."""
         measures, ranked = self.measures, self.ranked
         while ranked and measures[ranked[0][1]] != ranked[0][0]:
             heappop(ranked)
         return ranked[0][1] if ranked else None
+
+
+least_loaded = Measured(lambda node, request: len(node.leases))
+"""Place on the node that fits with the fewest leases, the first on ties (original design, section 3.3.2)."""

@@ -16,8 +16,11 @@ from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES, Policy, get_policy, takes_seed
-from resource_manager.scheduling.placement.policies.capacity import CORES
-from resource_manager.scheduling.placement.policies.dot_product import dot_product_for
+from resource_manager.scheduling.placement.policies.cpu_gpu_scores import (
+    CORES,
+    dot_product_for,
+    weighted_fit_for,
+)
 from resource_manager.scheduling.placement.policies.fgd import (
     Fragmentation,
     TaskClass,
@@ -31,7 +34,6 @@ from resource_manager.scheduling.placement.policies.gpu_packing import gpu_packi
 from resource_manager.scheduling.placement.policies.measured import Measure
 from resource_manager.scheduling.placement.policies.random import random
 from resource_manager.scheduling.placement.policies.scoring import Scored
-from resource_manager.scheduling.placement.policies.weighted_fit import weighted_fit_for
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
