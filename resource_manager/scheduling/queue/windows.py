@@ -11,15 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from resource_manager.core.changes import Preempting
+from resource_manager.core.changes import Preempting, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Lease, Request
+from resource_manager.core.models import Lease, Request, has_stored_job
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
-from resource_manager.scheduling.placement.avoidance import avoided
-from resource_manager.scheduling.placement.gang_slots import Prospects, members_on
+from resource_manager.scheduling.placement.gang_slots import Prospects, could_ever_take, members_on
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.placement.node_masks import areas_of, positions, union
 from resource_manager.scheduling.queue.runtime_limits import whole_limit_s
@@ -50,6 +49,19 @@ def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: 
 def preempts(cluster: ClusterState, window: Window) -> bool:
     """Return True if the window ends what runs at its begin: it says so, and the teams allow preemption."""
     return window.preempt and cluster.teams.preemption
+
+
+def avoided(cluster: ClusterState, request: Request, at: float) -> dict[str, Released]:
+    """Return the nodes on which the request is not placed at that time, each with its last failed start.
+
+    There are none if the inventory could never satisfy the request without them, and somebody counts its
+    tries: that of a stored job would be granted again and again.
+    """
+    entries = cluster.failed_starts.get(request.lease_id, ())
+    found = {node: entry for entry in entries if at < avoided_until(entry) for node in entry.failed_nodes}
+    if not found or has_stored_job(request.labels) or could_ever_take(cluster, request, without=found):
+        return found
+    return {}
 
 
 def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guard_s: float) -> float:

@@ -17,9 +17,9 @@ from resource_manager.errors import UnknownNodeError
 from resource_manager.manager.explanations import explanation
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator, lease_steps
-from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order
+from resource_manager.scheduling.queue.windows import avoided
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
