@@ -26,7 +26,8 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
 from resource_manager.scheduling.accounting.lives import lives_of
 from resource_manager.scheduling.preemption.requeueing import restarts_of
-from resource_manager.scheduling.queue.giving_back import times_given_back
+from resource_manager.scheduling.queue.giving_back import GIVEN_BACK
+from resource_manager.scheduling.queue.runtime_limits import count_of
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
 from resource_manager.storage.redis import SCHEMES
@@ -182,7 +183,7 @@ def _is_queued_again(end: Released, lease: Lease | None, change: Queued) -> bool
         and lease is not None
         and (
             lease.sequence == change.sequence
-            or times_given_back(change.request) > times_given_back(lease.request)
+            or count_of(change.request.labels, GIVEN_BACK) > count_of(lease.request.labels, GIVEN_BACK)
             or restarts_of(change.request.labels) > restarts_of(lease.request.labels)
         )
     )

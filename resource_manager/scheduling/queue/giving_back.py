@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Request
+from resource_manager.core.models import Lease
 from resource_manager.scheduling.queue.runtime_limits import (
     PREEMPTED_AFTER,
     RUNTIME_USED,
     count_of,
     longest_runtime_s,
-    runtime_used_s,
     whole_limit_s,
 )
 
@@ -33,14 +32,14 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     """
     request = lease.request
     labels = dict(request.labels)
-    times = times_given_back(request)
+    times = count_of(request.labels, GIVEN_BACK)
     keeps_place = maintenance_met(cluster, lease, now) is not None
     if not keeps_place:
         keeps_place = times == 0 and now - lease.granted_at <= SOON_S
         labels[GIVEN_BACK] = str(times + 1)
     longest_s = longest_runtime_s(cluster.ledger, request)
     if longest_s < math.inf:
-        used_s = runtime_used_s(request) + math.ceil(now - lease.granted_at)
+        used_s = count_of(request.labels, RUNTIME_USED) + math.ceil(now - lease.granted_at)
         if used_s >= longest_s:
             return []
         labels[RUNTIME_USED] = str(used_s)
@@ -50,11 +49,6 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     if keeps_place:
         return [Queued(request, lease.arrived_at, lease.sequence, now)]
     return [Queued(request, now, cluster.sequence + 1, now)]
-
-
-def times_given_back(request: Request) -> int:
-    """Return how often leases of the request were given back before their jobs began."""
-    return count_of(request.labels, GIVEN_BACK)
 
 
 def maintenance_met(cluster: ClusterState, lease: Lease, now: float) -> tuple[float, float] | None:

@@ -23,11 +23,6 @@ PREEMPTED_AFTER = "preempted_after_s"
 """Label of a request that kept its place: the seconds from its arrival to its last preemption."""
 
 
-def runtime_used_s(request: Request) -> int:
-    """Return the seconds for which leases of the request were held and given back."""
-    return count_of(request.labels, RUNTIME_USED)
-
-
 def count_of(labels: Mapping[str, str], name: str) -> int:
     """Return the number in a label, 0 if it has none."""
     text = labels.get(name)
@@ -56,7 +51,7 @@ def limit_of(ledger: TeamLedger | None, request: Request) -> tuple[float, str]:
     """
     longest_s = longest_runtime_s(ledger, request)
     if longest_s < math.inf:
-        longest_s = max(longest_s - runtime_used_s(request), 1.0)
+        longest_s = max(longest_s - count_of(request.labels, RUNTIME_USED), 1.0)
     if request.requeue_after_s is not None and request.requeue_after_s <= longest_s:
         return request.requeue_after_s, REQUEUE_AFTER
     return longest_s, MAX_RUNTIME
@@ -107,7 +102,8 @@ def reached(ledger: TeamLedger | None, lease: Lease, now: float) -> str:
     """
     limit_s, limit = limit_of(ledger, lease.request)
     is_past = now >= lease.granted_at + limit_s and not lease.places
-    return limit if _ends_at_limit(ledger, lease) and not (is_past or lease.preempted_by) else ""
+    is_told = lease.expires_at >= _told_at(ledger, lease.request, lease.granted_at)
+    return limit if is_told and not (is_past or lease.preempted_by) else ""
 
 
 def within_grace(ledger: TeamLedger | None, lease: Lease, now: float) -> list[Renewed]:
@@ -131,11 +127,6 @@ def preempted_at_limit(
         Renewed(lease.lease_id, lease.fencing_token, now, until, lease.checkpoint_at),
         Preempting(lease.lease_id, lease.fencing_token, limit, until, now),
     ]
-
-
-def _ends_at_limit(ledger: TeamLedger | None, lease: Lease) -> bool:
-    """Return whether the lease was renewed until its limit is told."""
-    return lease.expires_at >= _told_at(ledger, lease.request, lease.granted_at)
 
 
 def _told_at(ledger: TeamLedger | None, request: Request, granted_at: float) -> float:
