@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,22 +45,19 @@ class PendingRequests(dict[str, PendingRequest]):
     """The pending requests by lease id; changed by setting, deleting and `pop` alone.
 
     `is_in_time` tells that no request was queued, by the clock of its time, before one that arrived earlier;
-    once the clock was set back it stays False until nothing is pending. `kinds` has the requests by kind.
+    once the clock was set back it stays False until nothing is pending. `kinds` and `shapes` have the
+    requests by kind and by shape: those of one shape fit the same nodes.
     """
 
     def __init__(self, pending: Iterable[PendingRequest] = ()) -> None:
         super().__init__((entry.lease_id, entry) for entry in pending)
         self._arrived = sorted(self.values(), key=arrival)
         self._orders: dict[SortKey, list[PendingRequest]] = {arrival: self._arrived}
-        self._counts = Counter(entry.request.shape for entry in self._arrived)
-        self.shapes: dict[tuple[object, ...], Request] = {
-            entry.request.shape: entry.request for entry in self._arrived
-        }
-        """A request of each shape that is pending: equal shapes fit the same nodes."""
         self.is_in_time = _is_in_time(self._arrived)
         self.kinds: dict[Kind, dict[str, Request]] = {}
+        self.shapes: dict[tuple[object, ...], dict[str, Request]] = {}
         for entry in self.values():
-            self.kinds.setdefault(kind_of(entry.request), {})[entry.lease_id] = entry.request
+            self._group(entry.request)
 
     @property
     def last(self) -> PendingRequest | None:
@@ -78,11 +74,7 @@ class PendingRequests(dict[str, PendingRequest]):
         if lease_id in self:
             del self[lease_id]
         super().__setitem__(lease_id, entry)
-        self.kinds.setdefault(kind_of(entry.request), {})[lease_id] = entry.request
-        shape = entry.request.shape
-        self._counts[shape] += 1
-        if shape not in self.shapes:
-            self.shapes[shape] = entry.request
+        self._group(entry.request)
         for key, ordered in self._orders.items():
             insort(ordered, entry, key=key)
         if self.is_in_time:
@@ -92,17 +84,17 @@ class PendingRequests(dict[str, PendingRequest]):
     def __delitem__(self, lease_id: str) -> None:
         entry = self[lease_id]
         super().__delitem__(lease_id)
-        alike = self.kinds[kind_of(entry.request)]
-        del alike[lease_id]
-        if not alike:
-            del self.kinds[kind_of(entry.request)]
-        shape = entry.request.shape
-        self._counts[shape] -= 1
-        if not self._counts[shape]:
-            del self._counts[shape], self.shapes[shape]
-        for key, ordered in self._orders.items():
-            del ordered[ordered.index(entry, bisect_left(ordered, key(entry), key=key))]
+        for groups, key in ((self.kinds, kind_of(entry.request)), (self.shapes, entry.request.shape)):
+            del groups[key][lease_id]
+            if not groups[key]:
+                del groups[key]
+        for sort_key, ordered in self._orders.items():
+            del ordered[ordered.index(entry, bisect_left(ordered, sort_key(entry), key=sort_key))]
         self.is_in_time = self.is_in_time or not self
+
+    def _group(self, request: Request) -> None:
+        self.kinds.setdefault(kind_of(request), {})[request.lease_id] = request
+        self.shapes.setdefault(request.shape, {})[request.lease_id] = request
 
     def pop(self, lease_id: str, default: Any = None) -> Any:
         """Remove and return the request; `default` if there is none."""

@@ -98,9 +98,10 @@ class Reservations:
         """Return True if no pending request behind those put ahead starts in this pass."""
         shapes = self._cluster.pending.shapes
         if self._startable is None and self._put >= min(len(shapes), MAX_RESERVATIONS):
+            requests = (next(iter(alike.values())) for alike in shapes.values())
             self._startable = {
-                shape: request
-                for shape, request in shapes.items()
+                request.shape: request
+                for request in requests
                 if next(self._cluster.candidates(request), None) is not None
             }
         return self._startable is not None and not self._startable
