@@ -153,12 +153,10 @@ class Reservations:
         return 0 if request.nodes == 1 else self._prospects.usable(request).bit_count()
 
     def reserve(self, request: Request) -> float | None:
-        """Reserve the earliest start that delays no earlier reservation, on nodes of which nothing is held.
+        """Reserve the earliest start that delays no earlier reservation; ask `is_one_too_many` before.
 
-        Returns it, or None if none is known or the request, which could start, is one too many.
+        It is on nodes of which nothing is held back. Returns it, or None if none is known.
         """
-        if self.is_one_too_many(request):
-            return None
         if swept := self._sweep_of(request):
             return self._reserve_gang(request, swept)
         runtime_s = self._leases.runtime_s(request)
@@ -183,8 +181,8 @@ class Reservations:
         else:
             best = self._search(request, runtime_s, restricted=held_mask is None)
             is_same = False
-            if before is not None and dirty is not None:
-                dirty.add(before.position)
+        if before is not None and dirty is not None and not is_same:
+            dirty.add(before.position)
         start, position = best
         if start == math.inf:
             return None
@@ -195,8 +193,6 @@ class Reservations:
             gpu_ids = timeline.pick_gpus(request, timeline.least_free(start, end)) or ()
             if dirty is not None:
                 dirty.add(position)
-                if before is not None:
-                    dirty.add(before.position)
             self._plan(Reservation(request, runtime_s, held_mask, start, position, gpu_ids))
         self._count += 1
         return start
