@@ -17,6 +17,7 @@ from resource_manager.scheduling.placement.gangs import Members, Part, by_type, 
 from resource_manager.scheduling.placement.node_masks import positions
 from resource_manager.scheduling.queue.held_back import HeldBack
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
+from resource_manager.scheduling.queue.runtime_limits import lasts_s
 from resource_manager.scheduling.queue.spans import Span, together
 from resource_manager.scheduling.queue.windows import Outlook, is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -159,7 +160,7 @@ class Reservations:
         """
         if swept := self._sweep_of(request):
             return self._reserve_gang(request, swept)
-        runtime_s = self._leases.runtime_s(request)
+        runtime_s = lasts_s(self._cluster, request)
         held_mask = None if is_restricted(self._cluster, request) else self._held_back.mask
         before, dirty = self._as_before(request), self._dirty
         if (
@@ -251,7 +252,7 @@ class Reservations:
     def _reserve_gang(self, request: Request, swept: int) -> float | None:
         """Reserve nodes for all members at the first time at which they are free together for the runtime."""
         self._swept += swept
-        before, runtime_s = self._as_before(request), self._leases.runtime_s(request)
+        before, runtime_s = self._as_before(request), lasts_s(self._cluster, request)
         if before is not None and self._dirty is not None:
             self._dirty.add(before.position)
         for start in self._gang_starts(request, runtime_s):
@@ -316,7 +317,7 @@ class Reservations:
     def without_delay(self, request: Request, members: Members) -> Members | None:
         """Return the placements, or others for now, that delay no reservation; None if there are none."""
         self._settle()
-        runtime_s, restricted = self._leases.runtime_s(request), is_restricted(self._cluster, request)
+        runtime_s, restricted = lasts_s(self._cluster, request), is_restricted(self._cluster, request)
         delaying = None if restricted else self._delaying.get(request.shape)
         if delaying is not None and runtime_s >= delaying:
             return None

@@ -292,8 +292,8 @@ class LeaseTimelines:
         assert timeline is not None
         return timeline
 
-    def rooms(self, request: Request) -> Rooms:
-        """Return from when on each open node has room for the request."""
+    def rooms(self, request: Request) -> list[tuple[float, int]]:
+        """Return from when on open nodes have room for the request, and their positions, in order."""
         self._catch_up()
         rooms = self._rooms.get(request.shape)
         if rooms is None:
@@ -301,11 +301,7 @@ class LeaseTimelines:
                 self._rooms.clear()
             rooms = self._rooms[request.shape] = Rooms(self._cluster, request)
         rooms.catch_up(self)
-        return rooms
-
-    def runtime_s(self, request: Request) -> float:
-        """Return for how long a lease of the request lasts, infinite if it is unknown."""
-        return lasts_s(self._cluster, request)
+        return rooms.sorted
 
     def _end_on(self, position: int, lease: Lease) -> float:
         """Return when that node has what the lease holds: if it is preempted, once the other has run."""
@@ -319,7 +315,7 @@ class LeaseTimelines:
         """Return the expected runtime of a request on that node, which is looked at again if it changes."""
         if request.expected_runtime_s is None:
             self._of_class.setdefault(class_of(request), set()).add(position)
-        return self.runtime_s(request)
+        return lasts_s(self._cluster, request)
 
     def _catch_up(self) -> None:
         cluster, mark = self._cluster, self._cluster.mark
@@ -346,7 +342,7 @@ class Rooms:
         self._mark = -1
         self._could = could_ever_mask(cluster, request)
         self._since: dict[int, float] = {}
-        self._sorted: list[tuple[float, int]] = []
+        self.sorted: list[tuple[float, int]] = []
 
     def catch_up(self, timelines: LeaseTimelines) -> None:
         """Look again at the nodes that changed."""
@@ -359,7 +355,7 @@ class Rooms:
             self._since = {
                 position: self._room_from(position, timelines) for position in positions(self._could)
             }
-            self._sorted = sorted(
+            self.sorted = sorted(
                 (since, position) for position, since in self._since.items() if since < math.inf
             )
             return
@@ -370,16 +366,12 @@ class Rooms:
             if since != before:
                 self._since[position] = since
                 if before < math.inf:
-                    del self._sorted[bisect_left(self._sorted, (before, position))]
+                    del self.sorted[bisect_left(self.sorted, (before, position))]
                 if since < math.inf:
-                    insort(self._sorted, (since, position))
+                    insort(self.sorted, (since, position))
 
     def _room_from(self, position: int, timelines: LeaseTimelines) -> float:
         node = self._cluster.nodes[position]
         if not node.is_open:
             return math.inf
         return timelines.of_position(position).has_room_from(self._request)
-
-    def __iter__(self) -> Iterator[tuple[float, int]]:
-        """Yield when nodes have room, by the leases alone, and their positions, the earliest first."""
-        return iter(self._sorted)
