@@ -204,16 +204,12 @@ class ClusterState(LeasedNodes):
             self._set("attained", without_job(self.attained, lease.lease_id))
         if type(change) is changes.Released:
             if change.outcome == _SUCCESS and teaches(lease.request):
-                self._learn(lease, change.at)
+                order = self.runtimes.classes if self._undo is not None else ()
+                name = class_of(lease.request)
+                before = self.runtimes.learn(name, run_s(lease.granted_at, change.at))
+                self._undone_by(self.runtimes.unlearn, name, before, order)
             if change.failed_nodes:
                 self._set("failed_starts", with_failed_start(self.failed_starts, change))
-
-    def _learn(self, ended: Lease, at: float) -> None:
-        """Learn how long the task of an ended lease ran."""
-        order = self.runtimes.classes if self._undo is not None else ()
-        name = class_of(ended.request)
-        before = self.runtimes.learn(name, run_s(ended.granted_at, at))
-        self._undone_by(self.runtimes.unlearn, name, before, order)
 
     def _members_released(self, change: changes.MembersReleased) -> None:
         lease_id, fencing_token, ranks = change.lease_id, change.fencing_token, set(change.ranks)

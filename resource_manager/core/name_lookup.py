@@ -47,7 +47,6 @@ def find(
         is_no_other_name = number is None and not {".", "@"} & {*text}
         if is_no_other_name or (owner is not None and exact.request.owner == owner):
             return exact
-    entries = list(filter(is_meant, _entries(cluster)))
     named = [
         entry
         for entry in _entries(cluster)
@@ -66,7 +65,7 @@ def find(
     if found:
         names = [_told_apart(entry, found, text) for entry in found]
         raise AmbiguousNameError(text, len(found), listed(names))
-    alike = [name_of(entry) for entry in entries if contains(entry, text)]
+    alike = [name_of(entry) for entry in filter(is_meant, _entries(cluster)) if contains(entry, text)]
     hint = f"; alike: {listed(alike)}" if alike else ""
     if fencing_token is None and named:
         hint = f": {name_of(named[0])} {'is a lease: release' if pending else 'waits: cancel'} ends it"

@@ -143,7 +143,10 @@ def submit(cluster: ClusterState, request: Request, current: SchedulingPass) -> 
     Raises `DuplicateTaskError` if the task already holds a lease or is pending, `UnknownNodeError` if it
     names an unknown node, and `NeverFitsError` if no node could ever satisfy the request.
     """
-    require_new_task(cluster, request)
+    if request.lease_id in cluster.leases:
+        raise DuplicateTaskError(request.lease_id, "already holds a lease")
+    if request.lease_id in cluster.pending:
+        raise DuplicateTaskError(request.lease_id, "is already pending in the queue")
     require_feasible(cluster, request)
     if not cluster.pending:
         granted = allocate(cluster, request, current)
@@ -307,14 +310,6 @@ def blocks_queue(cluster: ClusterState, request: Request, current: SchedulingPas
         return could_start(cluster, request)
     with closed_for(cluster, request, current):
         return could_start(cluster, request)
-
-
-def require_new_task(cluster: ClusterState, request: Request) -> None:
-    """Raise `DuplicateTaskError` if the task holds a lease or is pending."""
-    if request.lease_id in cluster.leases:
-        raise DuplicateTaskError(request.lease_id, "already holds a lease")
-    if request.lease_id in cluster.pending:
-        raise DuplicateTaskError(request.lease_id, "is already pending in the queue")
 
 
 def require_feasible(cluster: ClusterState, request: Request) -> None:

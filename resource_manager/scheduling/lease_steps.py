@@ -249,7 +249,7 @@ def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]
     if given_back_before := unbegun(cluster, lease, now):
         return given_back_before
     if lease.request.quarantine or lease.places:
-        return [_quarantined(lease, now)]
+        return [Quarantined(lease.lease_id, lease.fencing_token, now)]
     return [Expired(lease.lease_id, lease.fencing_token, now)]
 
 
@@ -260,11 +260,7 @@ def _late(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
     """
     if not lease.places and is_hold(lease.lease_id, lease.request.labels):
         return release(cluster, lease.lease_id, now, outcome=Outcome.EVICTED)
-    return unbegun(cluster, lease, now) or [_quarantined(lease, now)]
-
-
-def _quarantined(lease: Lease, now: float) -> Quarantined:
-    return Quarantined(lease.lease_id, lease.fencing_token, now)
+    return unbegun(cluster, lease, now) or [Quarantined(lease.lease_id, lease.fencing_token, now)]
 
 
 def unbegun(

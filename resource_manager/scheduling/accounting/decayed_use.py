@@ -169,11 +169,11 @@ def uses_after(cluster: ClusterState, changes: Iterable[Change]) -> dict[str, Us
 
     A store that keeps the changes in effect, and not the fold of all, keeps it beside them.
     """
-    ledger = cluster.ledger
+    if (ledger := cluster.ledger) is None:
+        return {}
     uses: dict[str, Use] = {}
     begun: dict[tuple[str, int], Lease] = {}
-    for change in changes if ledger is not None else ():
-        assert ledger is not None
+    for change in changes:
         if isinstance(change, TeamsChanged):
             uses = at_time(ledger.uses | uses, change.at, ledger.rules.half_life_s)
         elif isinstance(change, Granted):

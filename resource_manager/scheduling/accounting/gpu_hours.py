@@ -9,17 +9,12 @@ from typing import NamedTuple
 from resource_manager.core.changes import Change, Outcome
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import MILLI_PER_GPU, Request
-from resource_manager.scheduling.accounting.lives import Life, Lives, Spell, Wait, lives_of
+from resource_manager.scheduling.accounting.lives import Life, Lives, Wait, lives_of
 
-USED, IDLE, FAILED, PREEMPTED, QUARANTINED, UNKNOWN = CATEGORIES = (
-    "used",
-    "idle",
-    "failed",
-    "preempted",
-    "quarantined",
-    "unknown",
-)
+CATEGORIES = ("used", "idle", "failed", "preempted", "quarantined", "unknown")
 """Categories of granted time. Their sum is the time granted."""
+
+USED, IDLE, FAILED, PREEMPTED, QUARANTINED, UNKNOWN = CATEGORIES
 
 WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
 """Categories of time that gave nothing."""
@@ -90,10 +85,6 @@ class Hours:
     cost: float | None = 0.0
     energy_kwh: float | None = None
 
-    def add(self, category: str, hours: float) -> None:
-        """Add GPU-hours of a category, which are granted ones."""
-        self.by_category[category] += hours
-
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
@@ -127,12 +118,8 @@ def _segments(walk: Lives, life: Life, now: float) -> Iterable[Segment]:
                 milli / MILLI_PER_GPU,
                 spell.start,
                 spell.end,
-                _category(spell),
+                QUARANTINED if spell.quarantined else _OF_OUTCOME.get(spell.outcome or "", ""),
             )
-
-
-def _category(spell: Spell) -> str:
-    return QUARANTINED if spell.quarantined else _OF_OUTCOME.get(spell.outcome or "", "")
 
 
 def hours_by(
@@ -175,22 +162,18 @@ def hours_by(
 
 
 def _count(
-    row: Hours,
-    segment: Segment,
-    duration_s: float,
-    measure: Measure | None,
-    prices: Mapping[str, float],
+    row: Hours, segment: Segment, duration_s: float, measure: Measure | None, prices: Mapping[str, float]
 ) -> None:
     hours = segment.gpus * duration_s / HOUR_S
     row.granted += hours
     row.leases.add(segment.fencing_token)
     if segment.category in (FAILED, PREEMPTED, QUARANTINED):
-        row.add(segment.category, hours)
+        row.by_category[segment.category] += hours
     elif measure is not None:
-        row.add(USED, hours * measure.busy)
-        row.add(IDLE, hours - hours * measure.busy)
+        row.by_category[USED] += hours * measure.busy
+        row.by_category[IDLE] += hours - hours * measure.busy
     else:
-        row.add(segment.category or UNKNOWN, hours)
+        row.by_category[segment.category or UNKNOWN] += hours
     price = prices.get(segment.gpu_type, prices.get("default"))
     row.cost = None if price is None or row.cost is None else row.cost + price * hours
 

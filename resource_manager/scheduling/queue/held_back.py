@@ -21,13 +21,6 @@ class _Hold:
     """One of them, which tells the kind of GPUs."""
     amounts: Counter[str] = field(default_factory=Counter)
 
-    def leave(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
-        """Return what is left of the free capacity of a node of the mask."""
-        gpus: dict[int, int] = dict(free.gpus)
-        if self.request.gpus:
-            gpus |= dict.fromkeys(accepted_gpu_ids(node.node, self.request), 0)
-        return FreeCapacity(gpus, {name: had - self.amounts[name] for name, had in free.amounts.items()})
-
 
 class HeldBack:
     """What is held back on the nodes of `mask`; all their GPUs on those of `gpus_mask`."""
@@ -60,5 +53,9 @@ class HeldBack:
         if self.mask >> node.index & 1:
             for hold in self._holds.values():
                 if hold.mask >> node.index & 1:
-                    free = hold.leave(node, free)
+                    gpus = dict(free.gpus)
+                    if hold.request.gpus:
+                        gpus |= dict.fromkeys(accepted_gpu_ids(node.node, hold.request), 0)
+                    amounts = {name: had - hold.amounts[name] for name, had in free.amounts.items()}
+                    free = FreeCapacity(gpus, amounts)
         return free

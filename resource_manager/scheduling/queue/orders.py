@@ -217,7 +217,9 @@ def by_fair_share(
             queues.setdefault(account(pending.request), deque()).append(pending)
     if len(queues) <= 1:
         return starved + [pending for queue in queues.values() for pending in queue]
-    capacity = _capacity(cluster)
+    capacity: Counter[str] = Counter()
+    for node in cluster.nodes:
+        capacity.update({"gpu_milli": MILLI_PER_GPU * len(node.gpu_free), **node.node.resources})
     held: dict[str, Counter[str]] = {team: Counter() for team in queues}
     for lease in cluster.leases.values():
         held.setdefault(account(lease.request), Counter()).update(_demand(lease.request))
@@ -252,14 +254,6 @@ def _demand(request: Request, members: int = 0) -> dict[str, Amount]:
     return one if times == 1 else {name: times * amount for name, amount in one.items()}
 
 
-def _capacity(cluster: ClusterState) -> Counter[str]:
-    """Return the total amounts of the whole cluster."""
-    capacity: Counter[str] = Counter()
-    for node in cluster.nodes:
-        capacity.update({"gpu_milli": MILLI_PER_GPU * len(node.gpu_free), **node.node.resources})
-    return capacity
-
-
 def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str, float]:
     without = [team for team in teams if team not in given]
     rest = max(1.0 - sum(given.values()), 0.0) / len(without) if without else 0.0
@@ -268,42 +262,31 @@ def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str
 
 fifo = QueueDiscipline(by_arrival, rule="first come, first served")
 priority = QueueDiscipline(by_priority, rule="by priority, then first come, first served")
-srtf = QueueDiscipline(by_runtime, rule="shortest expected runtime first", uses_runtimes=True)
-srsf = QueueDiscipline(by_service, rule="least expected GPU time first", uses_runtimes=True)
-fair_share = QueueDiscipline(
-    by_fair_share,
-    rule="the team with the smallest part of its quota first",
-    compares_teams=True,
-    with_quotas=lambda quotas: partial(by_fair_share, quotas=quotas),
-)
-tiresias = QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first")
-
-critical_path = QueueDiscipline(
-    by_critical_path, rule="first come, earlier by the work that its DAG has after it, and by priority"
-)
-
-deadline = QueueDiscipline(by_deadline, rule="least time to the deadline beyond the runtime first")
-
-fair_usage = QueueDiscipline(
-    by_fair_usage,
-    rule="the team that used least of its share, with half-life, first",
-    compares_teams=True,
-)
-fair_tree = QueueDiscipline(
-    by_fair_tree, rule="by level fair share down the tree of teams, with half-life", compares_teams=True
-)
 
 ORDERS: dict[str, QueueDiscipline] = {
     "fifo": fifo,
     "priority": priority,
-    "srtf": srtf,
-    "srsf": srsf,
-    "fair_share": fair_share,
-    "fair_usage": fair_usage,
-    "fair_tree": fair_tree,
-    "tiresias": tiresias,
-    "deadline": deadline,
-    "critical_path": critical_path,
+    "srtf": QueueDiscipline(by_runtime, rule="shortest expected runtime first", uses_runtimes=True),
+    "srsf": QueueDiscipline(by_service, rule="least expected GPU time first", uses_runtimes=True),
+    "fair_share": QueueDiscipline(
+        by_fair_share,
+        rule="the team with the smallest part of its quota first",
+        compares_teams=True,
+        with_quotas=lambda quotas: partial(by_fair_share, quotas=quotas),
+    ),
+    "fair_usage": QueueDiscipline(
+        by_fair_usage,
+        rule="the team that used least of its share, with half-life, first",
+        compares_teams=True,
+    ),
+    "fair_tree": QueueDiscipline(
+        by_fair_tree, rule="by level fair share down the tree of teams, with half-life", compares_teams=True
+    ),
+    "tiresias": QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first"),
+    "deadline": QueueDiscipline(by_deadline, rule="least time to the deadline beyond the runtime first"),
+    "critical_path": QueueDiscipline(
+        by_critical_path, rule="first come, earlier by the work that its DAG has after it, and by priority"
+    ),
 }
 
 

@@ -194,12 +194,9 @@ def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bo
 
 def quota_refusal(cluster: ClusterState, request: Request) -> Grounds | None:
     """Return the refusal of a request that a quota stops, or None."""
-    if cluster.ledger is None:
+    if (ledger := cluster.ledger) is None or (stop := stop_of(ledger, request)) is None:
         return None
-    stop = stop_of(cluster.ledger, request)
-    if stop is None:
-        return None
-    return Grounds(RefusalKind.QUOTA, (_fact(cluster, cluster.ledger, request, stop),), request)
+    return Grounds(RefusalKind.QUOTA, (_fact(cluster, ledger, request, stop),), request)
 
 
 def type_refusal(ledger: TeamLedger, request: Request, types: Collection[str]) -> Grounds:
@@ -236,10 +233,8 @@ def _fact(cluster: ClusterState, ledger: TeamLedger, request: Request, stop: Sto
             assert rules.max_gpus_per_owner is not None
             held = account.by_owner.get(request.owner, 0)
             return OverOwnersLimit(request.owner, team, rules.max_gpus_per_owner, held, asked)
-    in_all, typed = (
-        OverGuarantee(team, account.guaranteed, (), account.fixed, asked),
-        rules.guaranteed_by_type,
-    )
+    in_all = OverGuarantee(team, account.guaranteed, (), account.fixed, asked)
+    typed = rules.guaranteed_by_type
     if not typed:
         return in_all
     path = ledger.of(request).path

@@ -28,7 +28,9 @@ def between_teams(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iter
     The accounts are read again before each step, so that a caller who grants as it goes counts what started.
     """
     queues: dict[str, deque[PendingRequest]] = {}
-    for pending in _by_stated_priority(ledger, ordered):
+    if ledger.rules.preemption:  # else a job could be taken for one that is behind it
+        ordered = sorted(ordered, key=lambda pending: -pending.request.priority)
+    for pending in ordered:
         queues.setdefault(ledger.of(pending.request).name, deque()).append(pending)
     levels = _Levels(ledger)
     heap = [(levels.key(queue[0]), team) for team, queue in queues.items()]
@@ -44,13 +46,6 @@ def between_teams(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iter
         yield pending
         if queue:
             heappush(heap, (levels.key(queue[0]), team))
-
-
-def _by_stated_priority(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iterable[PendingRequest]:
-    """Let the stated priority lead with preemption: else a job could be taken for one that is behind it."""
-    if not ledger.rules.preemption:
-        return ordered
-    return sorted(ordered, key=lambda pending: -pending.request.priority)
 
 
 class _Levels:

@@ -241,19 +241,15 @@ def lack_of(states: list[NodeState], request: Request) -> facts.Lack:
 def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> facts.AmountShort | None:
     """Return the first resource of which no server has enough, free or in total."""
     for name, amount in request.resources.items():
-
-        def has(state: NodeState, name: str = name) -> float:
-            return (state.free if free else state.node.resources).get(name, 0)
-
-        best = max(states, key=has)
-        if fit.is_short(has(best), amount):
-            return facts.AmountShort(name, max(has(best), 0), best.name, free)
+        has = {state.name: (state.free if free else state.node.resources).get(name, 0) for state in states}
+        best = max(has, key=has.__getitem__)
+        if fit.is_short(has[best], amount):
+            return facts.AmountShort(name, max(has[best], 0), best, free)
     return None
 
 
-def _kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
+def _kind_of_closed(states: list[NodeState]) -> RefusalKind:
     """Return the kind of a refusal by these closed servers: not searched, missing, or in maintenance."""
-    states = list(states)
     if any(awaits_restore(state.drained) for state in states):
         return RefusalKind.RECOVERING
     is_missing = any(

@@ -107,7 +107,7 @@ class DrawnEnds:
                 own = 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA)
                 self._ends.append((ends, *(self._of_many if draw() < COMMON else own), lease))
         self.vary = any(ends[0] < ends[-1] for ends, _, _, _ in self._ends) or any(
-            found is not None and not found.is_certain for found in map(self._of, requests)
+            found is not None and found.log_s[0] < found.log_s[-1] for found in map(self._of, requests)
         )
 
     def running(self) -> list[tuple[float | None, Lease]]:

@@ -78,10 +78,6 @@ class RuntimeQuantiles:
     def high_s(self) -> float:
         return self.at(1 - MISSED)
 
-    @property
-    def is_certain(self) -> bool:
-        return self.log_s[0] == self.log_s[-1]
-
     def at(self, level: float) -> float:
         """Return the runtime in seconds at a level from 0 to 1.
 

@@ -127,7 +127,6 @@ def estimate_starts(
     """
     since = current.now if since is None else since
     starts: dict[str, Start] = {}
-    why: list[tuple[Request, Grounds | Fact | None]] = []
     with cluster.trial():
         cluster.apply(*allocator.enqueue(cluster, extra, current.now))
         if not cluster.pending:
@@ -152,7 +151,7 @@ def estimate_starts(
         last = replace(current, now=play.at, suspended=None)
         unknown = _why_unknown(cluster, last, play.endless, wanted or own, too_far=play.too_far)
         left = own - starts.keys()
-        why += ((request, found) for request, found in unknown if request.lease_id in left)
+        why = [(request, found) for request, found in unknown if request.lease_id in left]
     for request, found in why:  # without one: what the closed servers have now, not what they will have
         starts[request.lease_id] = Start(None, why=no_capacity(cluster, request) if found is None else found)
     return starts
@@ -162,7 +161,7 @@ def forecast_starts(
     cluster: ClusterState,
     current: SchedulingPass,
     drawn: DrawnEnds,
-    extra: Iterable[Request] = (),
+    extra: Sequence[Request] = (),
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
     arrivals: Sequence[Arrival] = (),
@@ -173,7 +172,6 @@ def forecast_starts(
     counts for all, which would be equal; unlike expected runtimes, these are of team and shape. A play ends
     once those `wanted` have started, by default all.
     """
-    extra = list(extra)
     starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals, drawn.now)
     if LATER in starts.values():
         return starts
