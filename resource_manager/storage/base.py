@@ -17,7 +17,7 @@ from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNo
 from resource_manager.storage.clock import ClockJump, ServerClock
 from resource_manager.storage.jobs import JobRow, JobStore
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import Once, References
 from resource_manager.storage.reports import ReportStore
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Store(Protocol):
         *,
         now: float,
         lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
@@ -102,13 +102,7 @@ class Store(Protocol):
         Raises `KeysFullError` for a new key of a caller who has `MAX_KEYS`.
         """
 
-    def replace(
-        self,
-        snapshot: Snapshot,
-        *,
-        lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
-    ) -> None:
+    def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         """Replace any stored state by `snapshot`; version, fencing token and sequence keep growing.
 
         `lock` is what the caller holds, if anything; `once` is as in `commit`.

@@ -25,7 +25,7 @@ from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow, MemoryJobs
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
-from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, References
 from resource_manager.storage.reports import MemoryReports
 
 
@@ -89,7 +89,7 @@ class MemoryStore:
         *,
         now: float,
         lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
@@ -132,13 +132,7 @@ class MemoryStore:
                 raise KeysFullError(MAX_KEYS)
         return None if stored is None else once.reference_in(stored)
 
-    def replace(
-        self,
-        snapshot: Snapshot,
-        *,
-        lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
-    ) -> None:
+    def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         with self._mutex:
             self._refuse_closed()
             self._keep(once)
@@ -227,7 +221,7 @@ class MemoryStore:
             del kept[next(iter(kept))]
         return kept[once.key][1] if once.key in kept else None
 
-    def _keep(self, once: Sequence[tuple[Once, str]]) -> None:
+    def _keep(self, once: References) -> None:
         """Keep all keys, or raise `RepeatedError` and keep none."""
         for key, _ in once:
             if (stored := self._answer_to(key)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from resource_manager.errors import IdempotencyKeyError
 
@@ -45,6 +46,10 @@ class Once:
             raise IdempotencyKeyError("this idempotency key was used for another request: use a new key")
         self.repeated = True
         return reference
+
+
+References = Sequence[tuple[Once, str]]
+"""Idempotency keys, each with a reference to what is done under it."""
 
 
 def digest(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -67,7 +67,7 @@ from resource_manager.storage.clock import ClockJump, Reading
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import Once, References
 from resource_manager.storage.reports import Sighting
 from tests.eventually import wait_for
 from tests.forked import in_child
@@ -106,7 +106,7 @@ def commit(
     cluster: ClusterState,
     decide: Callable[[float], list[Change]],
     lock: Lock | None = None,
-    once: Sequence[tuple[Once, str]] = (),
+    once: References = (),
 ) -> None:
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:

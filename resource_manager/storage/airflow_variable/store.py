@@ -29,7 +29,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import KEEP_S, Once
+from resource_manager.storage.once import KEEP_S, Once, References
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
 
@@ -112,7 +112,7 @@ class VariableStore:
         *,
         now: float,
         lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
@@ -170,13 +170,7 @@ class VariableStore:
             raise errors.KeysFullError(KEYS_KEPT)
         return None if text is None else once.reference_in(text)
 
-    def replace(
-        self,
-        snapshot: Snapshot,
-        *,
-        lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
-    ) -> None:
+    def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         with self._holding(snapshot.version, lock, patient=True) as (held, text):
             try:
                 stored = None if text is None else document.from_json(text, self._where)
@@ -305,9 +299,7 @@ class VariableStore:
                 return text
         return None
 
-    def _keep(
-        self, stored: Document | None, once: Sequence[tuple[Once, str]]
-    ) -> tuple[tuple[str, str, str, float], ...]:
+    def _keep(self, stored: Document | None, once: References) -> tuple[tuple[str, str, str, float], ...]:
         """Return the idempotency keys of the document and these; raises `RepeatedError`."""
         if stored is not None:
             for key, _ in once:

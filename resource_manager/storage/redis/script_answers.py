@@ -9,14 +9,12 @@ from resource_manager import errors
 from resource_manager.storage import refusals
 from resource_manager.storage.base import Suspension
 from resource_manager.storage.codec import change_from_json, check_format, is_known
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import References
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis.server_errors import MEMORY_FULL
 
 
-def refuse(
-    answer: Sequence[Any], where: str, version: int, once: Sequence[tuple[Once, str]], window_s: float
-) -> NoReturn:
+def refuse(answer: Sequence[Any], where: str, version: int, once: References, window_s: float) -> NoReturn:
     """Raise what an answer of the server `where` means that did not do what was decided on the version.
 
     `window_s` is the length of the recovery window.

@@ -29,7 +29,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow, RedisJobs
 from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, References
 from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import SOCKET_TIMEOUT_S, Command, RedisClient, load_script
 from resource_manager.storage.redis.lease_layout import counters_after
@@ -67,11 +67,7 @@ class RedisStore:
     is_lasting = True
 
     def __init__(
-        self,
-        client: RedisClient,
-        *,
-        history_length: int = 100_000,
-        history_bytes: int = 256 * 2**20,
+        self, client: RedisClient, *, history_length: int = 100_000, history_bytes: int = 256 * 2**20
     ) -> None:
         self._client = client
         self._history_length = history_length
@@ -130,7 +126,7 @@ class RedisStore:
         *,
         now: float,
         lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
@@ -188,13 +184,7 @@ class RedisStore:
             raise KeysFullError(MAX_KEYS)
         return None if stored is None else once.reference_in(stored.decode(errors="replace"))
 
-    def replace(
-        self,
-        snapshot: Snapshot,
-        *,
-        lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
-    ) -> None:
+    def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         self._write_state("replace", snapshot, once)
 
     def close_state(self, version: int, reason: str) -> None:
@@ -315,7 +305,7 @@ class RedisStore:
         forgotten = layout.forgetting(snapshot, answer[16], answer[19], answer[20])
         return layout.inventory_to_json(snapshot), forgotten
 
-    def _once_keys(self, once: Sequence[tuple[Once, str]]) -> list[str]:
+    def _once_keys(self, once: References) -> list[str]:
         """Return two keys for each: of what is kept, and of the names of all that is kept for the caller."""
         parts = ((f"once:{key.caller}:{key.key}", f"once:{key.caller}") for key, _ in once)
         return [self._client.key(part) for pair in parts for part in pair]
@@ -324,7 +314,7 @@ class RedisStore:
         self,
         mode: str,
         snapshot: Snapshot,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         *,
         incarnation: str = "",
         of_restore: Sequence[Any] = ("", "", ""),
@@ -357,12 +347,7 @@ class RedisStore:
     # ---- talking to the server ----
 
     def _run(
-        self,
-        script: Any,
-        *args: Any,
-        version: int = -1,
-        once: Sequence[tuple[Once, str]] = (),
-        passing: bytes = b"ok",
+        self, script: Any, *args: Any, version: int = -1, once: References = (), passing: bytes = b"ok"
     ) -> list[Any]:
         """Return the answer of a script; raises what it means, unless it is `ok` or the one that passes."""
         begin = self.clock.steady()

@@ -23,7 +23,7 @@ from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import Once, References
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit
 from resource_manager.storage.sql.expiring_rows import SqlJobs, SqlKeys, SqlReports
@@ -116,7 +116,7 @@ class SqlStore:
         *,
         now: float,
         lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
+        once: References = (),
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
@@ -176,13 +176,7 @@ class SqlStore:
     def recall(self, once: Once) -> str | None:
         return self._keys.recall(once)
 
-    def replace(
-        self,
-        snapshot: Snapshot,
-        *,
-        lock: Lock | None = None,
-        once: Sequence[tuple[Once, str]] = (),
-    ) -> None:
+    def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         self.incarnation = self._whole.replace(snapshot, once)
 
     def close_state(self, version: int, reason: str) -> None:
@@ -306,7 +300,7 @@ class SqlStore:
 
     # ---- refusals ----
 
-    def _was_made(self, commit: Commit, once: Sequence[tuple[Once, str]]) -> bool:
+    def _was_made(self, commit: Commit, once: References) -> bool:
         """Return whether a refused commit had been made by an earlier try; False: nothing speaks against it.
 
         Raises the reason of the refusal.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace as with_values
 from typing import Any
 
@@ -11,7 +10,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import RepeatedError, StateClosedError
 from resource_manager.storage.codec import check_format
 from resource_manager.storage.incarnation import new_incarnation
-from resource_manager.storage.once import Once
+from resource_manager.storage.once import References
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.expiring_rows import SqlKeys
@@ -43,7 +42,7 @@ class WholeState:
 
         return self._database.write(work)
 
-    def replace(self, snapshot: Snapshot, once: Sequence[tuple[Once, str]]) -> str:
+    def replace(self, snapshot: Snapshot, once: References) -> str:
         """Write a state in the place of any other; return its incarnation."""
 
         def work(connection: Connection) -> str:
