@@ -38,47 +38,29 @@ TIMEOUT_S = 5
 MAX_PREPARED = 4
 """Changes and keys beyond which a commit is not prepared: a server keeps a limited number of statements."""
 
-_DISTURBED = Fault("busy", "its transactions disturbed each other")
-_LOGIN = Fault("rights", "it refused the login: check user and password in the URL")
-_RIGHTS = Fault(
-    "rights",
-    "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
-)
-_CLOSED = Fault("away", "it closed the connection")
 _FULL = Fault("full", "its disk is full")
 _READ_ONLY = Fault("read-only", "it is read-only, as a replica is: connect to the primary")
-_MISSING = Fault("missing", "its tables are missing: run gpu-manager store create")
-_CODES: dict[int, Fault] = {
-    1045: _LOGIN,
-    1130: Fault("rights", "it refuses logins from this host: create the user for this host, too"),
-    1698: _LOGIN,
-    1049: Fault("refused", "there is no such database: create it, or check its name in the URL"),
-    1044: _RIGHTS,
-    1153: Fault("refused", "what it was sent is larger than it takes: raise max_allowed_packet"),
-    1142: _RIGHTS,
-    1143: _RIGHTS,
-    1227: _RIGHTS,
-    1370: _RIGHTS,
-    1146: _MISSING,
-    1054: Fault("corrupt", "its tables are of another version of this software"),
-    1021: _FULL,
-    1114: _FULL,
-    1026: _FULL,
-    3: _FULL,
-    28: _FULL,
-    1040: Fault("away", "it has no connection left: raise max_connections"),
-    1243: _DISTURBED,
-    1203: Fault("away", "its user has no connection left: raise max_user_connections"),
-    1053: Fault("away", "it is shutting down"),
-    1927: _CLOSED,
-    4031: _CLOSED,
-    1205: Fault("locked", "another session keeps its tables locked: see SHOW PROCESSLIST"),
-    1213: _DISTURBED,
-    1020: _DISTURBED,
-    1290: _READ_ONLY,
-    1792: _READ_ONLY,
-    1836: _READ_ONLY,
+_NO_RIGHTS = Fault(
+    "rights", "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check"
+)
+_CODES: dict[Fault, tuple[int, ...]] = {
+    Fault("rights", "it refused the login: check user and password in the URL"): (1045, 1698),
+    Fault("rights", "it refuses logins from this host: create the user for this host, too"): (1130,),
+    _NO_RIGHTS: (1044, 1142, 1143, 1227, 1370),
+    Fault("refused", "there is no such database: create it, or check its name in the URL"): (1049,),
+    Fault("refused", "what it was sent is larger than it takes: raise max_allowed_packet"): (1153,),
+    Fault("missing", "its tables are missing: run gpu-manager store create"): (1146,),
+    Fault("corrupt", "its tables are of another version of this software"): (1054,),
+    _FULL: (3, 28, 1021, 1026, 1114),
+    Fault("away", "it has no connection left: raise max_connections"): (1040,),
+    Fault("away", "its user has no connection left: raise max_user_connections"): (1203,),
+    Fault("away", "it is shutting down"): (1053,),
+    Fault("away", "it closed the connection"): (1927, 4031),
+    Fault("locked", "another session keeps its tables locked: see SHOW PROCESSLIST"): (1205,),
+    Fault("busy", "its transactions disturbed each other"): (1020, 1213, 1243),
+    _READ_ONLY: (1290, 1792, 1836),
 }
+_FAULTS = {code: fault for fault, codes in _CODES.items() for code in codes}
 
 
 class MySQL(Dialect):
@@ -169,8 +151,8 @@ class MySQL(Dialect):
         words = " ".join(str(error.args[-1] if error.args else error).split())
         if "No space left" in words or "Disk full" in words or "Errcode: 28" in words:
             return _FULL
-        if code in _CODES:
-            return _CODES[code]
+        if code in _FAULTS:
+            return _FAULTS[code]
         if 2000 <= code < 3000 or isinstance(error, pymysql.InterfaceError) or code == 0:
             return Fault("away", f"cannot be reached ({words})")
         return Fault("refused", f"it refused the operation ({code}: {words})")
