@@ -33,7 +33,6 @@ from resource_manager.storage.sql.dialect import (
     Fault,
     Pace,
     Poller,
-    Waiter,
     execute,
 )
 from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
@@ -259,7 +258,7 @@ class Database:
                 connection.invalidate()  # and with it the transaction
                 raise
 
-    def waiter(self, token: str) -> Waiter:
+    def waiter(self, token: str) -> Poller:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
         try:
             return self.dialect.waiter(token, self._pace, self.connection)

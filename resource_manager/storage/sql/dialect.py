@@ -116,11 +116,11 @@ class Commit(NamedTuple):
     @property
     def frees(self) -> bool:
         """Return whether the lock goes to the next in line."""
-        return not self.heir and self.lock_token != NO_LOCK
+        return self.hands_on and not self.heir
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of `update` and of the keys, which are numbered."""
+        """The parameters of `update`, of the keys and of the jobs; the latter two are numbered."""
         values: dict[str, Any] = {
             "namespace": self.namespace,
             "version": self.version,
@@ -129,15 +129,11 @@ class Commit(NamedTuple):
             "known_id": self.known_id,
             "decided_at": self.decided_at,
             "lock_token": self.lock_token,
+            "heir": self.heir,
+            "incarnation": self.incarnation,
+            "fencing_token": self.fencing_token,
+            "sequence": self.sequence,
         }
-        if self.hands_on:
-            values["heir"] = self.heir
-        if self.incarnation:
-            values["incarnation"] = self.incarnation
-        if self.fencing_token is not None:
-            values["fencing_token"] = self.fencing_token
-        if self.sequence is not None:
-            values["sequence"] = self.sequence
         for number, (caller, name, text) in enumerate(self.once):
             values |= {f"caller_{number}": caller, f"name_{number}": name, f"text_{number}": text}
         for number, row in enumerate(self.jobs):
@@ -151,21 +147,6 @@ class Commit(NamedTuple):
         for number, (at, body) in enumerate(self.changes):
             entries[f"at_{number}"], entries[f"body_{number}"] = at, body
         return entries
-
-
-class Waiter(Protocol):
-    """A place to sleep until the lock is released, perhaps."""
-
-    def wait(self, seconds: float, ahead: int) -> bool:
-        """Sleep for at most `seconds`; `ahead` other waiters come first.
-
-        Return whether the lock was handed to this waiter, False if that is not known.
-        """
-
-    def came(self) -> None:
-        """Note that the lock was handed to this waiter."""
-
-    def close(self) -> None: ...
 
 
 class Pace:
@@ -199,6 +180,10 @@ class Poller:
         self._pause_s = 0.0
 
     def wait(self, seconds: float, ahead: int) -> bool:
+        """Sleep for at most `seconds`, until the lock is released, perhaps; `ahead` others come first.
+
+        Return whether the lock was handed to this waiter, False if that is not known.
+        """
         now = time.monotonic()
         if self._ahead < 0 or self._pace.saw(self._before - ahead, now - self._since):
             self._since, self._before = now, ahead
@@ -210,6 +195,7 @@ class Poller:
         return False
 
     def came(self) -> None:
+        """Note that the lock was handed to this waiter."""
         self._pace.saw(self._before, time.monotonic() - self._since)
 
     def close(self) -> None:
@@ -267,7 +253,7 @@ class Dialect(Protocol):
         """Put a waiter into the line for the lock, which need not survive a crash of the server."""
         execute(self, connection, ENTER, values)
 
-    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Waiter:
+    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Poller:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
         return Poller(pace)
 
