@@ -248,9 +248,19 @@ local function attain(text, token, jobs, at)
   keep_learnt('attained:', job, {0, before + math.floor(gpus * run_s(lease, at) * 1000 + 0.5)}, jobs)
 end
 
+-- The hashes in which an operation only sets its field, and those from which one only deletes it.
+local set_in = {port = meta, preempt = preempting, quarantine = quarantined, use = rules, drain = drained,
+  ['set gpu'] = gpus}
+local deleted_from = {['forget port'] = meta, unrule = rules, ['forget attained'] = rules, forget = drained,
+  ['unset gpu'] = gpus, ['forget gpu'] = gpus}
+
 for i = begin, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if operation == 'grant' then
+  if set_in[operation] then
+    redis.call('HSET', set_in[operation], key, json)
+  elseif deleted_from[operation] then
+    redis.call('HDEL', deleted_from[operation], key)
+  elseif operation == 'grant' then
     redis.call('HSET', leases, key, json)
     if redis.call('HDEL', pending, key) == 1 then
       wake(key, json)
@@ -284,19 +294,11 @@ for i = begin, #ARGV, 3 do
       redis.call('HDEL', leases, key)
       redis.call('HDEL', quarantined, key)
     end
-  elseif operation == 'port' then
-    redis.call('HSET', meta, key, json)
-  elseif operation == 'forget port' then
-    redis.call('HDEL', meta, key)
   elseif operation == 'place' then
     redis.call('HSET', leases, key, string.match(redis.call('HGET', leases, key), '^[^\n]*') .. '\n' .. json)
-  elseif operation == 'preempt' then
-    redis.call('HSET', preempting, key, json)
   elseif operation == 'renew' then
     redis.call('HSET', renewals, key, json)
     redis.call('HDEL', quarantined, key)
-  elseif operation == 'quarantine' then
-    redis.call('HSET', quarantined, key, json)
   elseif operation == 'queue' then
     redis.call('HSET', pending, key, json)
     end_announced(key)
@@ -311,18 +313,12 @@ for i = begin, #ARGV, 3 do
       end
     end
     redis.call('HSET', rules, key, json)
-  elseif operation == 'unrule' then
-    redis.call('HDEL', rules, key)
   elseif operation == 'learn' then
     local classes, most, at = string.match(json, '^(%d+) (%d+) (.*)$')
     learn(redis.call('HGET', leases, key), tonumber(classes), tonumber(most), tonumber(at))
   elseif operation == 'attain' then
     local token, jobs, at = string.match(json, '^(%d+) (%d+) (.*)$')
     attain(redis.call('HGET', leases, key), tonumber(token), tonumber(jobs), tonumber(at))
-  elseif operation == 'forget attained' then
-    redis.call('HDEL', rules, key)
-  elseif operation == 'use' then
-    redis.call('HSET', rules, key, json)
   elseif operation == 'job' then
     keep_job(key, json)
   elseif operation == 'failed' then
@@ -333,18 +329,12 @@ for i = begin, #ARGV, 3 do
     end
     kept[#kept + 1] = json
     redis.call('HSET', rules, 'failed_starts', table.concat(kept, '\n', math.max(1, #kept - tonumber(key) + 1)))
-  elseif operation == 'drain' then
-    redis.call('HSET', drained, key, json)
-  elseif operation == 'resume' or operation == 'forget' then
+  elseif operation == 'resume' then
     redis.call('HDEL', drained, key)
-    local agent = operation == 'resume' and redis.call('HGET', gpus, 'watched ' .. key)
+    local agent = redis.call('HGET', gpus, 'watched ' .. key)
     if agent and string.find(agent, '{"change":"agentlost"', 1, true) == 1 then
       redis.call('HDEL', gpus, 'watched ' .. key)
     end
-  elseif operation == 'set gpu' then
-    redis.call('HSET', gpus, key, json)
-  elseif operation == 'unset gpu' or operation == 'forget gpu' then
-    redis.call('HDEL', gpus, key)
   end
   if is_change(operation) then
     version = version + 1

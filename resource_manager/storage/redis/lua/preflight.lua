@@ -44,14 +44,14 @@ local function preflight(meta, format, incarnation, now, recovery_window_s, chan
     found[8] = redis.call('HINCRBY', meta, 'sequence', 8192)
     redis.call('HSET', meta, 'server', server, 'version', version, 'grants_suspended_until', grants_suspended_until)
   end
+  local left = ''
   if now < grants_suspended_until then
-    local left = tostring(math.ceil(grants_suspended_until - now))
+    left = tostring(math.ceil(grants_suspended_until - now))
     if found[10] then
       left = left .. ' ' .. string.match(found[10], '^%S+')
     end
-    return 'ok', version, left, found[7], found[8], found[11]
   end
-  return 'ok', version, '', found[7], found[8], found[11]
+  return 'ok', version, left, found[7], found[8], found[11]
 end
 
 -- Return the JSON of every change after `known` up to `version`, and the id of the commit that made the last; nil if
