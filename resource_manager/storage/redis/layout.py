@@ -67,10 +67,6 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
 }
 """The operation of commit.lua for each kind of change, and the hash field that it is about."""
 
-_WITH_MORE = frozenset((changes.Released, changes.Expired, changes.MembersReleased))
-"""The changes that store more than themselves: a runtime, attained service, a failed start."""
-
-
 TEAMS = "teams"
 MAINTENANCE = "maintenance"
 SETTINGS = "settings"
@@ -109,15 +105,13 @@ def operations(change: changes.Change) -> list[str]:
         return ["port", f"{LAST_PORT}{first.node}", str(port), *itself]
     if isinstance(change, changes.ClusterSettingsChanged):
         return [*window_part(change.settings), *itself]
-    if type(change) not in _WITH_MORE:
+    if not isinstance(change, changes.ENDS):
         return itself
     return [*_learnt(change), *itself, *_failed_start(change)]
 
 
-def _learnt(change: changes.Change) -> list[str]:
+def _learnt(change: changes.Released | changes.Expired | changes.MembersReleased) -> list[str]:
     """Return what to learn from the end of a lease; it comes before it."""
-    if not isinstance(change, changes.ENDS):
-        return []
     if not isinstance(change, changes.Released) or change.outcome not in ("", changes.Outcome.SUCCESS):
         return ["attain", change.lease_id, f"{change.fencing_token} {MAX_JOBS} {change.at!r}"]
     forget = ["forget attained", f"{ATTAINED}{job_id_of(change.lease_id)}", ""]
@@ -274,15 +268,16 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             opened_gpus=tuple(known_gpus.opened),
             cleaning=tuple(known_gpus.cleaning),
             remainders=tuple(sorted(remainders, key=lambda lease: lease.fencing_token)),
-            last_ports={node: port for node, port in _last_ports(meta) if node in names},
+            last_ports={node: _number(port) for node, port in _fields(meta, LAST_PORT) if node in names},
         )
     )
 
 
-def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
-    for name, port in meta.items():
-        if name.startswith(LAST_PORT.encode()):
-            yield name.decode(errors="replace").removeprefix(LAST_PORT), _number(port)
+def _fields(stored: Mapping[bytes, bytes], beginning: str) -> Iterator[tuple[str, bytes]]:
+    """Yield what follows that beginning in the names of fields that have it, and their texts."""
+    for name, text in stored.items():
+        if name.startswith(beginning.encode()):
+            yield name.decode(errors="replace").removeprefix(beginning), text
 
 
 def _pending(text: bytes) -> PendingRequest:
@@ -304,33 +299,30 @@ def _failed_starts(text: bytes) -> tuple[changes.Released, ...]:
 
 def _each(rules: Mapping[bytes, bytes], beginning: str, kind: type[ChangeT]) -> Iterator[ChangeT]:
     """Yield the changes in the fields with that beginning."""
-    for name, text in sorted(rules.items()):
-        if name.startswith(beginning.encode()):
-            yield read_as(text, kind, f"a change for the field {beginning}")
+    for _, text in sorted(_fields(rules, beginning)):
+        yield read_as(text, kind, f"a change for the field {beginning}")
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:
     found: dict[str, Use] = {}
-    for name, text in rules.items():
-        if name.startswith(USE.encode()):
-            try:
-                amount, at = json.loads(text)
-                found[name.decode()[len(USE) :]] = Use(float(amount), float(at))
-            except (ValueError, TypeError) as error:
-                raise CorruptStateError(f"not the use of a team: {text[:120]!r}") from error
+    for team, text in _fields(rules, USE):
+        try:
+            amount, at = json.loads(text)
+            found[team] = Use(float(amount), float(at))
+        except (ValueError, TypeError) as error:
+            raise CorruptStateError(f"not the use of a team: {text[:120]!r}") from error
     return found
 
 
 def _in_order(rules: Mapping[bytes, bytes], beginning: str) -> list[tuple[str, list[float]]]:
     """Return the names and numbers of the fields with that beginning, the one that changed last is last."""
     found: list[tuple[int, str, list[float]]] = []
-    for name, text in rules.items():
-        if name.startswith(beginning.encode()):
-            try:
-                version, *numbers = json.loads(text)
-                found.append((int(version), name.decode()[len(beginning) :], [*map(float, numbers)]))
-            except (ValueError, TypeError) as error:
-                raise CorruptStateError(f"not what was learnt of {name!r}: {text[:120]!r}") from error
+    for name, text in _fields(rules, beginning):
+        try:
+            version, *numbers = json.loads(text)
+            found.append((int(version), name, [*map(float, numbers)]))
+        except (ValueError, TypeError) as error:
+            raise CorruptStateError(f"not what was learnt of {beginning}{name}: {text[:120]!r}") from error
     return [(name, numbers) for _, name, numbers in sorted(found)]
 
 
