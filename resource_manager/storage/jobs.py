@@ -141,12 +141,8 @@ class RedisJobs:
         self._put_size = load_script("put_size")
 
     def texts(self, names: Iterable[str]) -> dict[str, str]:
-        asked = list(names)
-        if not asked:
-            return {}
-        with self._client.reporting():
-            [found] = self._client.ask(("MGET", *map(self._key, asked)))
-        return {name: text.decode() for name, text in zip(asked, found, strict=True) if text}
+        found = self._client.texts("jobs:row:", names)
+        return {name: text.decode() for name, text in found.items() if text}
 
     def write(self, rows: Sequence[JobRow]) -> None:
         for row in rows:

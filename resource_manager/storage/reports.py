@@ -114,22 +114,14 @@ class RedisReports:
         self._sightings_key = client.key("witnesses")
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
-        record_key = self._key("report-record", server)
-        self._client.put((self._key("report", server), report, ttl_s), (record_key, record, RECORD_TTL_S))
+        key, record_key = self._client.key(f"report:{server}"), self._client.key(f"report-record:{server}")
+        self._client.put((key, report, ttl_s), (record_key, record, RECORD_TTL_S))
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("report", servers)
+        return self._client.texts("report:", servers)
 
     def records(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("report-record", servers)
-
-    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
-        names = list(servers)
-        if not names:
-            return {}
-        with self._client.reporting():
-            [found] = self._client.ask(("MGET", *(self._key(kind, name) for name in names)))
-        return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+        return self._client.texts("report-record:", servers)
 
     def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
         oldest = sighting.told_at - SIGHTING_TTL_S
@@ -140,6 +132,3 @@ class RedisReports:
     def sightings(self) -> dict[str, Sighting]:
         found = self._client.hash_of(self._sightings_key)
         return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in found.items()}
-
-    def _key(self, kind: str, server: str) -> str:
-        return self._client.key(f"{kind}:{server}")

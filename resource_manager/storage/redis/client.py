@@ -6,7 +6,7 @@ import os
 import re
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha1
@@ -221,6 +221,15 @@ class RedisClient:
             [flat] = self.ask(("HGETALL", key))
         # Through sentinels the driver makes a mapping of it.
         return flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def texts(self, beginning: str, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the texts of those names that have one, each under a key with that beginning."""
+        every = list(names)
+        if not every:
+            return {}
+        with self.reporting():
+            [texts] = self.ask(("MGET", *(self.key(f"{beginning}{name}") for name in every)))
+        return {name: text for name, text in zip(every, texts, strict=True) if text is not None}
 
     def put(self, *texts: Text) -> None:
         """Write texts, also while the server's memory is full: what they take must be bounded otherwise."""
