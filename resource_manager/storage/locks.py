@@ -26,16 +26,12 @@ def nothing() -> None:
 class Lock(Protocol):
     """One claim on a lock, for one acquirer and one thread at a time.
 
-    `token` identifies this claim; it is valid only between `acquire` and `release`. `waited` tells whether
-    another held the lock when it was asked for; `is_fresh`, whether the replica that it was made for has been
-    brought up to date under it.
+    `waited` tells whether another held the lock when it was asked for; `is_fresh`, whether the replica that
+    it was made for has been brought up to date under it.
     """
 
     waited: bool
     is_fresh: bool
-
-    @property
-    def token(self) -> str: ...
 
     def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
         """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds.
@@ -50,36 +46,23 @@ class Lock(Protocol):
 class ThreadMutex:
     """The holder and the waiters that the `ThreadLock`s of one process share."""
 
-    __slots__ = ("__weakref__", "acquisitions", "guard", "holder", "waiters")
+    __slots__ = ("__weakref__", "guard", "holder", "waiters")
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
         self.holder: ThreadLock | None = None
         self.waiters: deque[ThreadLock] = deque()
-        self.acquisitions = 0
-
-    def give_to(self, lock: ThreadLock | None) -> None:
-        """Make `lock` the holder; call with the guard held."""
-        self.holder = lock
-        if lock is not None:
-            self.acquisitions += 1
-            lock._acquisition = self.acquisitions
 
 
 class ThreadLock:
     """A first come, first served lock between the threads of one process."""
 
-    __slots__ = ("_acquisition", "_handoff", "_mutex", "is_fresh", "waited")
+    __slots__ = ("_handoff", "_mutex", "is_fresh", "waited")
 
     def __init__(self, mutex: ThreadMutex) -> None:
         self.waited = self.is_fresh = False
         self._mutex = mutex
-        self._acquisition = 0
         self._handoff = threading.Semaphore(0)
-
-    @property
-    def token(self) -> str:
-        return f"thread-{self._acquisition}"
 
     def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
         mutex = self._mutex
@@ -88,7 +71,7 @@ class ThreadLock:
                 raise LockError("this lock object is in use already; create one for each acquirer")
             self.waited = mutex.holder is not None
             if not self.waited:
-                mutex.give_to(self)
+                mutex.holder = self
                 return True
             mutex.waiters.append(self)
         try:
@@ -113,8 +96,7 @@ class ThreadLock:
         with mutex.guard:
             if mutex.holder is not self:
                 raise LockError("released a lock that is not held")
-            following = mutex.waiters.popleft() if mutex.waiters else None
-            mutex.give_to(following)
+            mutex.holder = following = mutex.waiters.popleft() if mutex.waiters else None
             # Still under the guard: a waiter that gives up finds itself either queued or holding the lock.
             if following is not None:
                 following._handoff.release()
@@ -140,30 +122,27 @@ class TimedLock(ABC):
     def __init__(self, life_s: float) -> None:
         self.waited = self.is_fresh = False
         self._life_s = life_s
-        self._token: str | None = None
+        self.token = ""
+        """Text by which the server knows this claim, empty while it is not acquired."""
         self._is_released = False
         self._alive_since = 0.0
 
     @property
-    def token(self) -> str:
-        return self._token or ""
-
-    @property
     def remaining_s(self) -> float:
         """Seconds for which the lock is certainly held, by this process's steady clock; 0 if it is not."""
-        if self._token is None:
+        if not self.token:
             return 0.0
         return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
 
     def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
-        if self._token is not None:
+        if self.token:
             raise LockError("this lock object is in use already; create one for each acquirer")
         deadline = time.monotonic() + timeout_s
         token = os.urandom(12).hex()
         since = self._claim(token, deadline, meanwhile)
         if since is None:
             return False
-        self._token, self._is_released, self._alive_since = token, False, since
+        self.token, self._is_released, self._alive_since = token, False, since
         try:
             renewals.watch(self)
         except BaseException:  # no thread can be started, or a signal came: nobody else would release it
@@ -174,8 +153,8 @@ class TimedLock(ABC):
 
     def renew(self) -> None:
         """Restart the lock's time to live; raises `LockError` if the lock was lost."""
-        token = self._token
-        if token is None:
+        token = self.token
+        if not token:
             raise LockError("renewed a lock that is not held")
         since = time.monotonic()
         if not self._extend(token):
@@ -183,10 +162,10 @@ class TimedLock(ABC):
         self._alive_since = since
 
     def release(self) -> None:
-        token, self._token = self._token, None
+        token, self.token = self.token, ""
         if self._is_released:
             return
-        if token is None:
+        if not token:
             raise LockError("released a lock that is not held")
         renewals.forget(self)
         if not self._hand_on(token):
@@ -194,7 +173,7 @@ class TimedLock(ABC):
 
     def let_expire(self) -> None:
         """Let the lock expire by itself, because a write made under it may still arrive."""
-        self._token = None
+        self.token = ""
         renewals.forget(self)
 
     def released(self) -> None:

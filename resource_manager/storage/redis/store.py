@@ -130,6 +130,7 @@ class RedisStore:
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
+        assert lock is None or isinstance(lock, RedisLock)
         operations: list[str] = []
         inventory = ""
         for change in changes:
@@ -166,7 +167,7 @@ class RedisStore:
             once=once,
         )
         self._lineage.note(self.incarnation, version + len(changes), commit_id)
-        if isinstance(lock, RedisLock):
+        if lock is not None:
             lock.released()
 
     def tidy_up(self, replica: ClusterState) -> None:

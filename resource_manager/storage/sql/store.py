@@ -120,6 +120,7 @@ class SqlStore:
         uses: Mapping[str, Use] = NO_USES,
         jobs: Sequence[JobRow] = (),
     ) -> None:
+        assert lock is None or isinstance(lock, SqlLock)
         leases = [change.lease for change in changes if isinstance(change, Granted)]
         arrived = [change.sequence for change in changes if isinstance(change, Queued)]
         arrived += [lease.sequence for lease in leases]
@@ -150,7 +151,6 @@ class SqlStore:
             if done or self._was_made(commit, once):
                 break
         if lock is not None:
-            assert isinstance(lock, SqlLock)
             lock.handed_on(commit.heir, sent_at)
         after = version + len(changes)
         self._lineage.note(commit.incarnation, after, commit.commit_id)
