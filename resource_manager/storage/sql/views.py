@@ -255,7 +255,8 @@ class Views:
     def _gpus(self) -> dict[str, str]:
         """Return the queries of `taken`, the GPUs that are not free, and `used`, the CPUs of leases."""
         json = self._json
-        body = json.document.format(x="c.body")
+        body, snapshot = json.document.format(x="c.body"), json.document.format(x="s.body")
+        listed = json.scalar.format(x="l.value")
         server = json.at(json.text, "m.part", "node")
         gpu = json.element.format(x="k.value")
         gpus = json.elements("k", "m.part", "gpu_ids")
@@ -264,21 +265,26 @@ class Views:
         cleaned, of_lease = (json.at(json.integer, "l.value", name) for name in ("gpu_id", "fencing_token"))
         return {
             "closed": self._on_now(self._switched("gpuclosed", ("gpuopened",), "closed_gpus", "gpu_id")),
-            "agent": self._agents(),
+            # Seen or lost since the snapshot, and what it was in it.
+            "agent": (
+                f"{self._switched('agentlost', ('agentseen',), 'silent')} UNION ALL "
+                f"SELECT s.namespace, {listed}, 0, s.version, 0 FROM {self._snapshot} s "
+                f"{json.elements('l', snapshot, 'watched')}"
+            ),
             # A silent server is watched until an operator restores it.
             "watched": (
                 "SELECT a.namespace, a.server_name, a.version, 1 AS is_on FROM agent a "
                 f"UNION ALL SELECT c.namespace, {node}, c.version, 0 FROM {self._change} c "
-                f"WHERE {_is('resumed')} AND (SELECT a.is_silent FROM agent a "
+                f"WHERE {_is('resumed')} AND (SELECT a.is_on FROM agent a "
                 f"WHERE a.namespace = c.namespace AND a.server_name = {node} AND a.version < c.version "
-                "ORDER BY a.version DESC, a.is_silent DESC LIMIT 1) = 1"
+                "ORDER BY a.version DESC, a.is_on DESC LIMIT 1) = 1"
             ),
             "silent": self._on_now(self._switched("agentlost", ("agentseen", "resumed"), "silent")),
             # Of a lease that ended while its server was watched, until it is said to be clean.
             "cleaning": (
                 f"SELECT s.namespace, {json.at(json.text, 'l.value', 'node')} AS server_name, "
                 f"{cleaned} AS gpu_id, {of_lease} AS token FROM {self._snapshot} s "
-                f"{json.elements('l', json.document.format(x='s.body'), 'cleaning')} "
+                f"{json.elements('l', snapshot, 'cleaning')} "
                 f"UNION ALL SELECT m.namespace, {server}, {gpu}, m.token FROM member m "
                 f"JOIN {self._snapshot} s ON s.namespace = m.namespace AND m.ended_version > s.version "
                 f"{gpus} WHERE (SELECT w.is_on FROM watched w WHERE w.namespace = m.namespace "
@@ -304,30 +310,10 @@ class Views:
             ),
             "drained": self._on_now(self._switched("drained", ("resumed",), "drained")),
             "retired": (
-                f"SELECT s.namespace, {json.scalar.format(x='l.value')} AS server_name "
-                f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), 'retired')}"
+                f"SELECT s.namespace, {listed} AS server_name "
+                f"FROM {self._snapshot} s {json.elements('l', snapshot, 'retired')}"
             ),
         }
-
-    def _agents(self) -> str:
-        """Return when a server's agent was seen or lost since the snapshot, and what it was in it."""
-        json = self._json
-        body, snapshot = json.document.format(x="c.body"), json.document.format(x="s.body")
-        silent_node = json.at(json.text, "l.value", "node")
-        in_snapshot = " UNION ALL ".join(
-            f"SELECT s.namespace, {node}, s.version, {is_silent} FROM {self._snapshot} s "
-            f"{json.elements('l', snapshot, part)}"
-            for part, node, is_silent in (
-                ("watched", json.scalar.format(x="l.value"), 0),
-                ("silent", silent_node, 1),
-            )
-        )
-        return (
-            f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, c.version, "
-            f"CASE WHEN {_is('agentlost')} THEN 1 ELSE 0 END AS is_silent FROM {self._change} c "
-            f"JOIN {self._snapshot} s ON s.namespace = c.namespace AND c.version > s.version "
-            f"WHERE {_is('agentseen', 'agentlost')} UNION ALL {in_snapshot}"
-        )
 
     def _all_servers(self) -> str:
         """Return a row for each server, with what is in use or closed subtracted."""
