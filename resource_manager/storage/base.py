@@ -200,13 +200,10 @@ def read_newest(store: Store, replica: ClusterState | None) -> ClusterState | No
 
 def waits_for_owners(changes: Sequence[Change]) -> bool:
     """Return whether changes are refused in a recovery window: they grant, or end what was not renewed."""
-    for change in changes:
-        if isinstance(change, Quarantined):
-            if not change.revoked:
-                return True
-        elif isinstance(change, (Granted, Expired)):
-            return True
-    return False
+    return any(
+        not change.revoked if isinstance(change, Quarantined) else isinstance(change, Granted | Expired)
+        for change in changes
+    )
 
 
 POLL_S = 0.5

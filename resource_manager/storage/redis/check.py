@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -103,16 +104,13 @@ CHECKS = (*CHECKS_OF_LOCK, eviction, persistence, state)
 
 
 def _is_denied(client: RedisClient, command: tuple[Any, ...]) -> bool:
-    try:
-        with client.reporting():
-            try:
-                client.ask(command)
-            except redis.exceptions.NoPermissionError:
-                return True
-            except redis.exceptions.ResponseError as error:  # in a script before Redis 7
-                return "executing the script can't" in str(error)
-    except CorruptStateError:
-        return False
+    with suppress(CorruptStateError), client.reporting():
+        try:
+            client.ask(command)
+        except redis.exceptions.NoPermissionError:
+            return True
+        except redis.exceptions.ResponseError as error:  # in a script before Redis 7
+            return "executing the script can't" in str(error)
     return False
 
 
