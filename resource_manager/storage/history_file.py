@@ -324,6 +324,3 @@ def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
     if not isinstance(value, dict):
         raise CorruptStateError('the first line of a history must be the state before it: {"snapshot": …}')
     return codec.snapshot_from_dict(value)
-
-
-__all__ = ["History", "before_changes", "change_of", "collect", "snapshot_of", "to_lines", "write_file"]
