@@ -58,9 +58,13 @@ class ReportStore(Protocol):
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
         """Return the reports of those of the servers that have one."""
+        return self._live("report", servers)
 
     def records(self, servers: Iterable[str]) -> dict[str, bytes]:
         """Return the records of those of the servers that have one."""
+        return self._live("record", servers)
+
+    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]: ...
 
     def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
         """Keep it in the place of the last one of the machine with that boot id."""
@@ -69,7 +73,7 @@ class ReportStore(Protocol):
         """Return those that are kept, by boot id."""
 
 
-class MemoryReports:
+class MemoryReports(ReportStore):
     """`ReportStore` in this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -84,12 +88,6 @@ class MemoryReports:
             self._kept["report", server] = (now + ttl_s, report)
             self._kept["record", server] = (now + RECORD_TTL_S, record)
 
-    def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("report", servers)
-
-    def records(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live("record", servers)
-
     def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
         now = self._clock()
         with self._lock:
@@ -103,7 +101,7 @@ class MemoryReports:
         return dict(self._sightings)
 
 
-class RedisReports:
+class RedisReports(ReportStore):
     """`ReportStore` in Redis: two keys for each server, and a hash of the sightings."""
 
     def __init__(self, client: RedisClient) -> None:
@@ -117,11 +115,8 @@ class RedisReports:
         key, record_key = self._client.key(f"report:{server}"), self._client.key(f"report-record:{server}")
         self._client.put((key, report, ttl_s), (record_key, record, RECORD_TTL_S))
 
-    def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._client.texts("report:", servers)
-
-    def records(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._client.texts("report-record:", servers)
+    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
+        return self._client.texts("report:" if kind == "report" else "report-record:", servers)
 
     def put_sighting(self, boot_id: str, sighting: Sighting) -> None:
         oldest = sighting.told_at - SIGHTING_TTL_S

@@ -11,7 +11,7 @@ from contextlib import suppress
 from resource_manager.errors import KeysFullError, StoreError
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, digest
-from resource_manager.storage.reports import RECORD_TTL_S, SIGHTING_TTL_S, Sighting
+from resource_manager.storage.reports import RECORD_TTL_S, SIGHTING_TTL_S, ReportStore, Sighting
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
@@ -128,7 +128,7 @@ class SqlJobs:
         return int(row[0])
 
 
-class SqlReports:
+class SqlReports(ReportStore):
     """`ReportStore` in the table `report`: two rows for each server, and one for each sighting."""
 
     def __init__(self, database: Database) -> None:
@@ -142,13 +142,7 @@ class SqlReports:
 
         self._database.write(work)
 
-    def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live(servers, "report")
-
-    def records(self, servers: Iterable[str]) -> dict[str, bytes]:
-        return self._live(servers, "record")
-
-    def _live(self, servers: Iterable[str], kind: str) -> dict[str, bytes]:
+    def _live(self, kind: str, servers: Iterable[str]) -> dict[str, bytes]:
         found = _bodies(self._database, "report", "server", servers, kind=kind)
         return {server: body.encode() for server, body in found.items()}
 
