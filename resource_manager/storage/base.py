@@ -40,6 +40,9 @@ class Suspension:
 
 NO_SUSPENSION = Suspension()
 
+POLL_S = 0.5
+"""Pause of a waiter that its store cannot wake."""
+
 
 class Store(Protocol):
     """One state: a version, the result of all changes, and their bounded history; thread-safe.
@@ -50,9 +53,21 @@ class Store(Protocol):
 
     is_lasting: bool
     """Whether the state outlives its processes, and jobs on servers may be those of an earlier one."""
+    incarnation: str = ""
+    """The name of the state as last read or written, empty before: see `new_incarnation`."""
+    closed: str = ""
+    """The reason for which the state was closed when it was last read as a whole; empty if it is open."""
+    reports: ReportStore
+    """The last reports of servers and sightings of the clock, kept beside the state."""
+    jobs: JobStore
+    """The jobs of requests and their results, kept beside the state."""
+    clock: ServerClock | None
+    """The estimate of the store's clock; None if that is this process's own."""
 
     def now(self) -> float:
         """Return the seconds since the epoch on the store's clock, which all its users share."""
+        assert self.clock is not None
+        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         """Return the newest state: `replica` brought up to date where that is cheaper, else a new one.
@@ -65,6 +80,7 @@ class Store(Protocol):
 
         It is for changes to one lease alone. Raises `NewerFormatError` where that cannot be left out.
         """
+        return self.refresh(None) or ClusterState()
 
     def commit(
         self,
@@ -91,7 +107,8 @@ class Store(Protocol):
         """
 
     def tidy_up(self, replica: ClusterState) -> None:
-        """Shorten what is kept, if that is due; called after commits, with the state that they led to."""
+        """Shorten what is kept, where commits do not; called after them, with the state that they led to."""
+        return
 
     def initialise(self, snapshot: Snapshot) -> bool:
         """Write the first state; return False, changing nothing, if there is one."""
@@ -131,28 +148,8 @@ class Store(Protocol):
         `StaleStateError` if the stored version is another one.
         """
 
-    @property
-    def incarnation(self) -> str:
-        """The name of the state as last read or written, empty before: see `new_incarnation`."""
-
-    @property
-    def closed(self) -> str:
-        """The reason for which the state was closed when it was last read as a whole; empty if it is open."""
-
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""
-
-    @property
-    def reports(self) -> ReportStore:
-        """The last reports of servers and sightings of the clock, kept beside the state."""
-
-    @property
-    def jobs(self) -> JobStore:
-        """The jobs of requests and their results, kept beside the state."""
-
-    @property
-    def clock(self) -> ServerClock | None:
-        """The estimate of the store's clock; None if that is this process's own."""
 
     @property
     def suspension(self) -> Suspension:
@@ -179,9 +176,16 @@ class Store(Protocol):
         `is_decided` is asked once a decision from now on would be noticed: if it is true, return at once. One
         process that waits for a request is woken; a second one may learn of it by its timeout.
         """
+        deadline = time.monotonic() + timeout_s
+        while not is_decided():
+            if (left_s := deadline - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(left_s, POLL_S))
+        return True
 
     def close(self) -> None:
         """Close the connections; the store is not used afterwards."""
+        return
 
 
 def read_newest(store: Store, replica: ClusterState | None) -> ClusterState | None:
@@ -204,17 +208,3 @@ def waits_for_owners(changes: Sequence[Change]) -> bool:
         not change.revoked if isinstance(change, Quarantined) else isinstance(change, Granted | Expired)
         for change in changes
     )
-
-
-POLL_S = 0.5
-"""Pause of a waiter that its store cannot wake."""
-
-
-def poll(is_decided: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait as `Store.await_decision` says, by asking again."""
-    deadline = time.monotonic() + timeout_s
-    while not is_decided():
-        if (left_s := deadline - time.monotonic()) <= 0:
-            return False
-        time.sleep(min(left_s, POLL_S))
-    return True

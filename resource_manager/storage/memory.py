@@ -20,7 +20,7 @@ from resource_manager.errors import (
     StateLostError,
 )
 from resource_manager.storage import refusals
-from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.base import NO_SUSPENSION, Store, Suspension, waits_for_owners
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow, MemoryJobs
@@ -35,7 +35,7 @@ def steady_clock() -> Callable[[], float]:
     return lambda: time.monotonic() + offset_s
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store that keeps the last `history_limit` to twice as many changes, and the state before them.
 
     `clock` returns seconds; a simulation or a test passes its own.
@@ -53,8 +53,6 @@ class MemoryStore:
         self._changes: list[Change] = []
         self.reports = MemoryReports(self._clock)
         self.jobs = MemoryJobs(self._clock)
-        self.closed = ""
-        self.incarnation = ""
         self.clock = None
         self._suspension = NO_SUSPENSION
         self._suspended_at = -math.inf
@@ -78,9 +76,6 @@ class MemoryStore:
             missed = self._changes[replica.version - base.version :]
         replica.apply(*missed)
         return replica
-
-    def refresh_known(self) -> ClusterState:
-        return self.refresh(None) or ClusterState()  # nobody else writes it
 
     def commit(
         self,
@@ -113,9 +108,6 @@ class MemoryStore:
             self._changed.notify_all()
             if len(self._changes) > 2 * self._history_limit:
                 self._fold(len(self._changes) - self._history_limit)
-
-    def tidy_up(self, replica: ClusterState) -> None:
-        """Do nothing: each commit does."""
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._mutex:
@@ -202,9 +194,6 @@ class MemoryStore:
             return True
         with self._changed:
             return self._changed.wait_for(lambda: self._version() != seen, timeout_s)
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
 
     def _require(self, version: int | None) -> None:
         stored = self._version()

@@ -10,7 +10,7 @@ that matters, a redis:// store is the better choice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import DEFAULT_LOCK, DEFAULT_VARIABLE, document
 from resource_manager.storage.airflow_variable.document import Document
 from resource_manager.storage.airflow_variable.jobs import VariableJobs
-from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.base import NO_SUSPENSION, Store, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
@@ -48,7 +48,7 @@ KEYS_KEPT = 1000
 WAY_OUT = "restore the newest document, or check which jobs still run and start over with a reset"
 
 
-class VariableStore:
+class VariableStore(Store):
     """A store that keeps the last 100 changes in the document; thread-safe.
 
     Redis provides lock and clock, and keeps the last version: a Variable that is older than that, or gone,
@@ -56,6 +56,8 @@ class VariableStore:
     """
 
     is_lasting = True
+    suspension = NO_SUSPENSION
+    clock: ServerClock
 
     def __init__(
         self,
@@ -72,16 +74,10 @@ class VariableStore:
         self._where = f"Airflow Variable {variable!r}"
         self._version_high_water = client.key(f"variable:{variable}:version")
         self.clock = ServerClock(client.time)
-        self.incarnation = ""
         self._last_commit = ""
         self._lineage = Lineage()
-        self.closed = ""
-        self.suspension = NO_SUSPENSION
         self.reports = RedisReports(client)
         self.jobs = VariableJobs(access, variable, self.now)
-
-    def now(self) -> float:
-        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         stored = self._read(self._text(), -1 if replica is None else replica.version)
@@ -100,10 +96,6 @@ class VariableStore:
             return replica
         self.incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
-
-    def refresh_known(self) -> ClusterState:
-        # Each write is of the whole document: what is skipped would be lost.
-        return self.refresh(None) or ClusterState()
 
     def commit(
         self,
@@ -151,9 +143,6 @@ class VariableStore:
             new = replace(stored, incarnation=incarnation, changes=numbered, once=kept)
             self.jobs.write(jobs)  # before: one whose request is not written is dropped when its time is over
             self._write(new, held, text)
-
-    def tidy_up(self, replica: ClusterState) -> None:
-        """Do nothing: each commit does."""
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as (lock, text):
@@ -251,9 +240,6 @@ class VariableStore:
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
-
-    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
-        return poll(is_decided, timeout_s)
 
     def close(self) -> None:
         self._client.close()

@@ -22,7 +22,7 @@ from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import CorruptStateError, KeysFullError, StaleStateError
 from resource_manager.storage import refusals
-from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Store, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_kinds, skipping
 from resource_manager.storage.incarnation import new_incarnation
@@ -55,7 +55,7 @@ PARTS = (
 )
 
 
-class RedisStore:
+class RedisStore(Store):
     """A store that keeps about the last `history_length` changes, in `history_bytes`; thread-safe.
 
     Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
@@ -65,6 +65,8 @@ class RedisStore:
     """
 
     is_lasting = True
+    suspension = NO_SUSPENSION
+    clock: ServerClock
 
     def __init__(
         self, client: RedisClient, *, history_length: int = 100_000, history_bytes: int = 256 * 2**20
@@ -79,17 +81,11 @@ class RedisStore:
         self._close = load_script("preflight", "close_state")
         self._suspend = load_script("preflight", "suspend")
         self._write = load_script("once", "stream_bytes", "replace_state")
-        self.incarnation = ""
         self.reports = RedisReports(client)
         self.jobs = RedisJobs(client)
         self._inventory = layout.Inventory()
         self._lineage = Lineage()
         self.clock = ServerClock(client.time)
-        self.suspension = NO_SUSPENSION
-        self.closed = ""
-
-    def now(self) -> float:
-        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         known = -1 if replica is None else replica.version
@@ -169,9 +165,6 @@ class RedisStore:
         self._lineage.note(self.incarnation, version + len(changes), commit_id)
         if lock is not None:
             lock.released()
-
-    def tidy_up(self, replica: ClusterState) -> None:
-        """Do nothing: each commit does."""
 
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)

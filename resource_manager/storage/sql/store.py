@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from resource_manager import STORED_FORMAT, errors
 from resource_manager.core.changes import Change, Granted, Queued
@@ -16,7 +16,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.storage import refusals
-from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.base import FOLD_ERRORS, NO_SUSPENSION, Store, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, change_to_json, check_format, is_known, skipping
 from resource_manager.storage.incarnation import new_incarnation
@@ -49,7 +49,7 @@ MAX_MISSED = 64
 """Changes that a refused commit brings along."""
 
 
-class SqlStore:
+class SqlStore(Store):
     """A store that keeps about the last `history_length` changes; thread-safe.
 
     After a fail-over of PostgreSQL the last commits may be lost. The store detects that the server is on
@@ -58,6 +58,8 @@ class SqlStore:
     """
 
     is_lasting = True
+    suspension = NO_SUSPENSION
+    clock: ServerClock
 
     def __init__(
         self, database: Database, *, history_length: int = 100_000, snapshot_every: int = SNAPSHOT_EVERY
@@ -67,18 +69,12 @@ class SqlStore:
         self._keys = SqlKeys(database)
         self._whole = WholeState(database, self._snapshots, self._keys)
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
-        self.incarnation = ""
         self.clock = ServerClock(database.time)
-        self.suspension = NO_SUSPENSION
-        self.closed = ""
         self.reports = SqlReports(database)
         self.jobs = SqlJobs(database)
         self._lineage = Lineage()
         self._is_untidy = False
         self._snapshot_every = snapshot_every
-
-    def now(self) -> float:
-        return self.clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         row, changes = self._state() if replica is None else self._state_after(replica.version, MAX_CATCH_UP)
@@ -226,9 +222,6 @@ class SqlStore:
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return SqlLock(self.database)
-
-    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
-        return poll(is_decided, timeout_s)
 
     def close(self) -> None:
         self.database.close()
