@@ -1,9 +1,7 @@
 -- Close the state for the reason that every later commit is refused with.
 -- ARGV: 1 format, 2 incarnation, 3 recovery window in s, 4 version, 5 reason.
 -- Returns: status, seconds, microseconds, stored version, detail.
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local status, version, detail = preflight(KEYS[1], ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
+local status, version, detail = preflight(KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]))
 if status == 'ok' and version ~= tonumber(ARGV[4]) then
   status = 'stale'
 end

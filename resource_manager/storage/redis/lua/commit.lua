@@ -10,14 +10,11 @@
 --       version, detail, and for 'stale' the missed changes, if few, with the id of the last commit, for 'repeated'
 --       what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus,
-  preempting, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
-  KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+  preempting, waiters = unpack(KEYS, 1, 14)
 local begin = 20 + tonumber(ARGV[19])
 
-local status, version, detail, closed, sequence, held = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]),
-  changes, ARGV[3], ARGV[17])
+local status, version, detail, closed, sequence, held = preflight(meta, ARGV[1], ARGV[2], tonumber(ARGV[10]), changes,
+  ARGV[3], ARGV[17])
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end

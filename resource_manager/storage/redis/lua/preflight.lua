@@ -1,3 +1,7 @@
+-- The time of the script.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+
 -- Return the id of the commit that made the change of that entry, nil if there was none or it was trimmed.
 local function commit_id_at(changes, at)
   local entry = redis.call('XRANGE', changes, at, at)[1]
@@ -9,7 +13,7 @@ end
 -- last sequence and the bytes of the history.
 -- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`. `known_id` is
 -- that of the commit that led to the version `known`, as the client knows it; '' if it does not.
-local function preflight(meta, format, incarnation, now, recovery_window_s, changes, known, known_id)
+local function preflight(meta, format, incarnation, recovery_window_s, changes, known, known_id)
   local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'closed', 'sequence',
     'confirmation_window_s', 'clock_jump', 'history_bytes', 'last_commit')
   if not found[1] then

@@ -6,12 +6,9 @@
 -- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, rules,
 -- gpus, meta, and preempting; last of all the id of the commit that led to the stored version, or '' (also if that
 -- is the replica's), and why the state is closed, or ''.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules, gpus, preempting =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11], KEYS[12],
-  KEYS[13]
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local status, version, detail, closed = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]), changes, ARGV[4], ARGV[7])
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, _, rules, gpus,
+  preempting = unpack(KEYS)
+local status, version, detail, closed = preflight(meta, ARGV[1], ARGV[2], tonumber(ARGV[3]), changes, ARGV[4], ARGV[7])
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end

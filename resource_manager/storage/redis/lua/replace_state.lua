@@ -10,7 +10,7 @@ local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEY
 local time = redis.call('TIME')
 local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes', 'closed')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local incarnation, operator_reset, history_bytes = ARGV[2], false, found[1] and found[6] or 0
+local incarnation, history_bytes = ARGV[2], found[1] and found[6] or 0
 
 if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then
   return {'format', time[1], time[2], tonumber(found[2]), found[1], ''}
@@ -26,7 +26,6 @@ elseif ARGV[3] == 'restore' then
   if (found[2] or '') ~= ARGV[9] then
     return {'stale', time[1], time[2], tonumber(found[2] or 0), '', ''}
   end
-  operator_reset = '1'
   for _, entry in ipairs(redis.call('XRANGE', changes, (tonumber(ARGV[11]) + 1) .. '-0', '+')) do
     redis.call('XDEL', changes, entry[1])
     history_bytes = history_bytes - stream_bytes(entry[2][2])
@@ -40,8 +39,6 @@ else
     return {'closed', time[1], time[2], tonumber(found[2]), found[7], ''}
   end
   -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
-  -- With `operator_reset` set, clients that saw another state before accept this one.
-  operator_reset = '1'
   version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)
   fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
   sequence = math.max(sequence, tonumber(found[4] or 0))
@@ -55,8 +52,8 @@ redis.call('HSET', meta, 'format', ARGV[1], 'incarnation', incarnation, 'version
   'sequence', sequence, 'last_node', ARGV[7], 'inventory_version', version,
   'history_bytes', history_bytes,
   'server', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
-if operator_reset then
-  redis.call('HSET', meta, 'operator_reset', operator_reset)
+if ARGV[3] ~= 'initialise' then
+  redis.call('HSET', meta, 'operator_reset', '1')  -- clients that saw another state before accept this one
 end
 if ARGV[3] == 'restore' then
   redis.call('HSET', meta, 'grants_suspended_until', ARGV[10])

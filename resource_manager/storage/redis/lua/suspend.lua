@@ -3,9 +3,7 @@
 --       6 the most that two sightings of one jump differ by, in s.
 -- Returns: status, seconds, microseconds, stored version, detail, 1 if it was begun now, or by this jump, else 0.
 local meta, lock = KEYS[1], KEYS[10]
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
+local status, version, detail = preflight(meta, ARGV[1], ARGV[2], tonumber(ARGV[3]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
