@@ -120,7 +120,7 @@ class Commit(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of `update`, of the keys and of the jobs; the latter two are numbered."""
+        """The parameters of `update`, and numbered ones of the changes, the keys and the jobs."""
         values: dict[str, Any] = {
             "namespace": self.namespace,
             "version": self.version,
@@ -134,19 +134,13 @@ class Commit(NamedTuple):
             "fencing_token": self.fencing_token,
             "sequence": self.sequence,
         }
+        for number, (at, body) in enumerate(self.changes):
+            values |= {f"at_{number}": at, f"body_{number}": body}
         for number, (caller, name, text) in enumerate(self.once):
             values |= {f"caller_{number}": caller, f"name_{number}": name, f"text_{number}": text}
         for number, row in enumerate(self.jobs):
             values |= {f"job_{field}_{number}": value for field, value in row._asdict().items()}
         return values
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """The parameters of its changes, which are numbered."""
-        entries: dict[str, Any] = {}
-        for number, (at, body) in enumerate(self.changes):
-            entries[f"at_{number}"], entries[f"body_{number}"] = at, body
-        return entries
 
 
 class Pace:

@@ -166,7 +166,7 @@ def has_blocks(driver: Any) -> bool:
 def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     """Execute the commit as one statement, parsed once a connection; MySQL has no blocks."""
     block = _block(update(commit), len(commit.changes), len(commit.once), len(commit.jobs), commit.frees)
-    values = _values(commit)
+    values = commit.values | {"stored_id": commit.commit_id}
     if len(commit.changes) + len(commit.once) + len(commit.jobs) > MAX_PREPARED:
         return bool(execute(dialect, connection, block, values).rowcount > 0)
     text, parameters = _prepared(block)
@@ -205,7 +205,7 @@ def _prepared(block: str) -> tuple[str, str]:
 
 def _as_statements(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     # Another id for each try, so that none hangs on an earlier one whose answer was lost.
-    values = _values(commit) | {"commit_id": os.urandom(12).hex()}
+    values = commit.values | {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
     numbers = len(commit.changes), len(commit.once), len(commit.jobs)
     statements = _statements(update(commit), *numbers, commit.frees)
     cursor = execute(dialect, connection, statements, values)
@@ -263,7 +263,3 @@ def _selected(rows: Sequence[str]) -> str:
     """Select the rows where the compare-and-set of this very try was made, else none."""
     of_this = "FROM {state} WHERE namespace = :namespace AND commit_id = :commit_id"
     return " UNION ALL ".join(f"SELECT {row} {of_this}" for row in rows)
-
-
-def _values(commit: Commit) -> dict[str, Any]:
-    return commit.values | commit.entries | {"stored_id": commit.commit_id}

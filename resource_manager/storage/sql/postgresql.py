@@ -162,9 +162,7 @@ class PostgreSQL(dialect.Dialect):
     def commit(self, connection: dialect.Connection, commit: dialect.Commit) -> tuple[bool, float]:
         values = commit.values
         changes = len(commit.changes)
-        if changes <= MAX_LISTED:
-            values |= commit.entries
-        else:
+        if changes > MAX_LISTED:
             changes = MANY
             # The driver takes long to write arrays; no line of JSON has a line break inside.
             values["times"] = ",".join(repr(at) for at, _ in commit.changes)

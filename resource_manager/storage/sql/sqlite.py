@@ -133,22 +133,23 @@ class SQLite(Dialect):
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         driver: Any = connection.driver_connection
+        values = commit.values
         try:
             driver.execute(self.begin)
             if not all(_is_file(*each) for each in connection.info[LOG]):
                 raise sqlite3.DatabaseError(_LOG_REMOVED)  # nobody else would read what is written there
-            done: bool = execute(self, connection, update(commit), commit.values).rowcount == 1
+            done: bool = execute(self, connection, update(commit), values).rowcount == 1
             if done:
-                self._write(connection, commit)
+                self._write(connection, commit, values)
             driver.execute("COMMIT")
         finally:
             if driver.in_transaction:
                 driver.rollback()
         return done, time.time()
 
-    def _write(self, connection: Connection, commit: Commit) -> None:
-        def write(statement: str, **values: Any) -> None:
-            execute(self, connection, statement, {"namespace": commit.namespace, **values})
+    def _write(self, connection: Connection, commit: Commit, values: Mapping[str, Any]) -> None:
+        def write(statement: str, **own: Any) -> None:
+            execute(self, connection, statement, {"namespace": commit.namespace, **own})
 
         if commit.frees:
             write(LEAVE_NEXT)
@@ -171,7 +172,7 @@ class SQLite(Dialect):
             )
         for number in range(len(commit.jobs)):
             row = f"{JOB_COLUMNS} VALUES (:namespace, {job_values(number)})"
-            execute(self, connection, f"INSERT INTO {{job}} AS old {row} {UPSERT_JOB}", commit.values)
+            execute(self, connection, f"INSERT INTO {{job}} AS old {row} {UPSERT_JOB}", values)
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
         driver: Any = connection.driver_connection
