@@ -77,7 +77,7 @@ class SqlStore(Store):
         self._snapshot_every = snapshot_every
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
-        row, changes = self._state() if replica is None else self._state_after(replica.version, MAX_CATCH_UP)
+        row, changes = self._state() if replica is None else self._state(replica.version, MAX_CATCH_UP)
         if row is None:
             return None
         assert row.version is not None
@@ -228,14 +228,10 @@ class SqlStore(Store):
 
     # ---- reading ----
 
-    def _state(self) -> tuple[StateRow | None, Sequence[StoredChange]]:
-        """Return the checked row, None if there was no state yet."""
-        return self._state_after(-1, 0)
+    def _state(self, version: int = -1, limit: int = 0) -> tuple[StateRow | None, Sequence[StoredChange]]:
+        """Return the checked row, None before the first state, and at most `limit` changes after `version`.
 
-    def _state_after(self, version: int, limit: int) -> tuple[StateRow | None, Sequence[StoredChange]]:
-        """Return the checked row, and at most `limit` changes after `version`, which was read from it before.
-
-        Both are of one moment.
+        That version was read from it before. Both are of one moment.
         """
         begin = self.clock.steady()
         rows = self.database.rows(STATE_AND_CHANGES, since=version, limit=limit + 1 if limit else 0)
@@ -253,7 +249,7 @@ class SqlStore(Store):
             cluster = self._stored_state()
             if cluster is not None and cluster.version == row.version:  # else another client was first
                 self._whole.begin_recovery(row, cluster)
-            return self._state_after(version, limit)
+            return self._state(version, limit)
         self.incarnation, self.closed = row.incarnation, row.closed
         self.suspension = NO_SUSPENSION
         if row.suspended_until > row.now:
@@ -298,7 +294,7 @@ class SqlStore(Store):
 
         Raises the reason of the refusal.
         """
-        row, changes = self._state_after(commit.version, MAX_MISSED)
+        row, changes = self._state(commit.version, MAX_MISSED)
         if row is None or row.version is None:
             raise refusals.no_state(self.database.address, commit.version)
         if row.version != commit.version:
