@@ -13,11 +13,7 @@ SQL_SCHEMES = ("postgresql", "mysql", "sqlite")
 
 
 def open_store(
-    url: str,
-    settings: Settings | None = None,
-    *,
-    variable: str = DEFAULT_VARIABLE,
-    lock: str = DEFAULT_LOCK,
+    url: str, settings: Settings | None = None, *, variable: str = DEFAULT_VARIABLE, lock: str = DEFAULT_LOCK
 ) -> Store:
     """Return the store of that URL; it connects when it is first used. Raises `SettingsError`.
 
@@ -46,19 +42,15 @@ def open_store(
         from resource_manager.storage.redis.client import RedisClient
         from resource_manager.storage.redis.store import RedisStore
 
+        client = RedisClient.from_url(url)
         return RedisStore(
-            RedisClient.from_url(url),
-            history_length=settings.history_length,
-            history_bytes=settings.history_bytes,
+            client, history_length=settings.history_length, history_bytes=settings.history_bytes
         )
     if scheme in SQL_SCHEMES:
         from resource_manager.storage.sql.database import Database  # the driver is an extra
         from resource_manager.storage.sql.store import SqlStore
 
-        return SqlStore(
-            Database(url),
-            history_length=settings.history_length,
-        )
+        return SqlStore(Database(url), history_length=settings.history_length)
     known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES, *SQL_SCHEMES))
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")
 

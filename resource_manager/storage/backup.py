@@ -262,12 +262,7 @@ def _has_granted(stored: ClusterState, backup: Backup) -> bool:
 
 
 def _continued(
-    backup: Backup,
-    stored: ClusterState | None,
-    now: float,
-    *,
-    is_whole: bool,
-    went_on: ClusterState | None,
+    backup: Backup, stored: ClusterState | None, now: float, *, is_whole: bool, went_on: ClusterState | None
 ) -> Snapshot:
     """Return the state of the backup as it goes on; `is_whole` if nothing was granted after it.
 

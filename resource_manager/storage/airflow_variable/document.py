@@ -16,13 +16,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placem
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
 from resource_manager.scheduling import allocator
-from resource_manager.storage.codec import (
-    change_from_dict,
-    change_to_dict,
-    check_format,
-    snapshot_from_dict,
-    snapshot_to_dict,
-)
+from resource_manager.storage import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +62,8 @@ def to_json(document: Document, now: float) -> str:
             "incarnation": document.incarnation,
             "commit": document.commit,
             "operator_reset": document.operator_reset,
-            "state": snapshot_to_dict(cluster.snapshot()),
-            "changes": [[version, change_to_dict(change)] for version, change in document.changes],
+            "state": codec.snapshot_to_dict(cluster.snapshot()),
+            "changes": [[version, codec.change_to_dict(change)] for version, change in document.changes],
             **({"once": document.once} if document.once else {}),
             **({"closed": document.closed} if document.closed else {}),
             **({"suspended": document.suspended} if any(document.suspended) else {}),
@@ -108,9 +102,9 @@ def from_json(text: str, where: str) -> Document:
 
 
 def _current(value: dict[str, Any]) -> Document:
-    check_format(value.get("format"), "the document")
-    cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
-    changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
+    codec.check_format(value.get("format"), "the document")
+    cluster = ClusterState.from_snapshot(codec.snapshot_from_dict(value["state"]))
+    changes = tuple((int(version), codec.change_from_dict(change)) for version, change in value["changes"])
     once = tuple((str(c), str(k), str(text), float(until)) for c, k, text, until in value.get("once", ()))
     until, clock_jump_s, at = value.get("suspended", (0.0, 0.0, 0.0))
     return Document(
@@ -152,11 +146,7 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
     if len({lease.lease_id for lease in leases}) != len(leases):
         raise CorruptStateError("it lists a task twice")
     snapshot = Snapshot(
-        version=0,
-        last_fencing_token=len(leases),
-        sequence=len(leases),
-        nodes=nodes,
-        leases=tuple(leases),
+        version=0, last_fencing_token=len(leases), sequence=len(leases), nodes=nodes, leases=tuple(leases)
     )
     return Document(ClusterState.from_snapshot(snapshot), incarnation="")
 

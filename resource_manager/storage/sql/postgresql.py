@@ -135,10 +135,7 @@ class PostgreSQL(dialect.Dialect):
 
     def engine(self) -> Engine:
         return create_engine(
-            "postgresql+psycopg://",
-            creator=self.connect,
-            **dialect.POOL,
-            pool_timeout=TIMEOUT_S,
+            "postgresql+psycopg://", creator=self.connect, **dialect.POOL, pool_timeout=TIMEOUT_S
         )
 
     def connect(self) -> TimedConnection:
