@@ -29,15 +29,7 @@ PAGE = 1000
 
 C = TypeVar("C", kinds.Announced, kinds.Released)
 
-_OF_A_LEASE = (
-    kinds.Released
-    | kinds.Expired
-    | kinds.MembersReleased
-    | kinds.Preempting
-    | kinds.Renewed
-    | kinds.Quarantined
-    | kinds.JobPlaced
-)
+_OF_A_LEASE = (*kinds.ENDS, kinds.Preempting, kinds.Renewed, kinds.Quarantined, kinds.JobPlaced)
 
 
 class HistorySource(Protocol):
@@ -268,8 +260,7 @@ def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[kinds.Gpu
 
 def _cleaning_before(now: Snapshot, changes: list[Change]) -> tuple[Cleaning, ...]:
     """Return what is being cleaned now and was before: its lease ended before the first change."""
-    ends = (kinds.Released, kinds.Expired, kinds.MembersReleased)
-    ended = {change.fencing_token for change in changes if isinstance(change, ends)}
+    ended = {change.fencing_token for change in changes if isinstance(change, kinds.ENDS)}
     return tuple(entry for entry in now.cleaning if entry.fencing_token not in ended)
 
 
