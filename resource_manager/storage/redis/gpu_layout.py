@@ -6,8 +6,9 @@ each such end, a line each; where a restore came in between, then the JSON of wh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
 from resource_manager.core import changes
 from resource_manager.core.cluster import Snapshot
@@ -49,23 +50,13 @@ def _ended_lease(entry: Cleaning) -> str:
     return f"{change_to_json(changes.Granted(lease, entry.since))}\n{change_to_json(ended)}"
 
 
-@dataclass(slots=True)
-class KnownGpus:
-    """What the hash says of nodes in the inventory."""
+def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> dict[str, list[Any]]:
+    """Return the parts of a `Snapshot` that are in the hash, by their names there.
 
-    watched: list[str] = field(default_factory=list)
-    silent: list[changes.AgentLost] = field(default_factory=list)
-    closed: list[changes.GpuClosed] = field(default_factory=list)
-    opened: list[changes.GpuOpened] = field(default_factory=list)
-    cleaning: list[Cleaning] = field(default_factory=list)
-
-
-def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
-    """Parse the hash; entries of nodes that are not among `names` have left: only their closures stay.
-
-    Raises `CorruptStateError`.
+    Entries of nodes that are not among `names` have left: only their closures stay. Raises
+    `CorruptStateError`.
     """
-    known = KnownGpus()
+    known: defaultdict[str, list[Any]] = defaultdict(list)
     for key, value in stored.items():
         name, text = key.decode(errors="replace"), value.decode(errors="replace")
         change = _cleaning(name, text) if name.startswith("cleaning ") else change_from_json(text)
@@ -75,16 +66,16 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
             case changes.GpuOpened() | Cleaning() if change.node not in names:
                 pass
             case changes.AgentSeen():
-                known.watched.append(change.node)
+                known["watched"].append(change.node)
             case changes.AgentLost():
-                known.watched.append(change.node)
-                known.silent.append(change)
+                known["watched"].append(change.node)
+                known["silent"].append(change)
             case changes.GpuClosed():
-                known.closed.append(change)
+                known["closed_gpus"].append(change)
             case changes.GpuOpened():
-                known.opened.append(change)
+                known["opened_gpus"].append(change)
             case Cleaning():
-                known.cleaning.append(change)
+                known["cleaning"].append(change)
             case _:
                 raise CorruptStateError(f"not the state of a GPU: {text[:120]!r}")
     return known

@@ -240,7 +240,6 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     closed = (
         change for change in map(change_from_json, drained.values()) if isinstance(change, changes.Drained)
     )
-    known_gpus = gpu_layout.read(gpus, names)
     return ClusterState.from_snapshot(
         Snapshot(
             version=version,
@@ -262,13 +261,9 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             attained={job: int(gpu_ms) for job, [gpu_ms] in _in_order(rules, ATTAINED)},
             at_risk={risk.lease_id: risk.ends_by or 0.0 for risk in _each(rules, RISK, changes.DeadlineRisk)},
             announced=tuple(_each(rules, ANNOUNCED, changes.Announced)),
-            watched=tuple(known_gpus.watched),
-            silent=tuple(known_gpus.silent),
-            closed_gpus=tuple(known_gpus.closed),
-            opened_gpus=tuple(known_gpus.opened),
-            cleaning=tuple(known_gpus.cleaning),
             remainders=tuple(sorted(remainders, key=lambda lease: lease.fencing_token)),
             last_ports={node: _number(port) for node, port in _fields(meta, LAST_PORT) if node in names},
+            **{name: tuple(entries) for name, entries in gpu_layout.read(gpus, names).items()},
         )
     )
 
