@@ -161,17 +161,18 @@ class VariableStore(Store):
 
     def replace(self, snapshot: Snapshot, *, lock: Lock | None = None, once: References = ()) -> None:
         with self._holding(snapshot.version, lock, patient=True) as (held, text):
+            stored = Document(ClusterState(), incarnation="")
             try:
-                stored = None if text is None else document.from_json(text, self._where)
+                if text is not None:
+                    stored = document.from_json(text, self._where)
             except errors.NewerFormatError:
                 raise
             except errors.CorruptStateError:
-                stored = None
-            if stored is not None:
-                self._refuse_closed(stored)
+                pass
+            self._refuse_closed(stored)
             # The earlier state may have reached any number: the time in ms is above all of them.
             beyond = round(self.now() * 1000)
-            before = ClusterState() if stored is None else stored.cluster
+            before = stored.cluster
             cluster = ClusterState.from_snapshot(
                 replace(
                     snapshot,
@@ -180,10 +181,9 @@ class VariableStore(Store):
                     sequence=max(snapshot.sequence, before.sequence),
                 )
             )
-            changes = () if stored is None else stored.changes
             kept = self._keep(stored, once)
-            incarnation = new_incarnation(self.now(), "" if stored is None else stored.incarnation)
-            new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
+            incarnation = new_incarnation(self.now(), stored.incarnation)
+            new = Document(cluster, incarnation, operator_reset=True, changes=stored.changes, once=kept)
             self._write(new, held, text)
 
     def close_state(self, version: int, reason: str) -> None:
@@ -285,15 +285,14 @@ class VariableStore(Store):
                 return text
         return None
 
-    def _keep(self, stored: Document | None, once: References) -> tuple[tuple[str, str, str, float], ...]:
+    def _keep(self, stored: Document, once: References) -> tuple[tuple[str, str, str, float], ...]:
         """Return the idempotency keys of the document and these; raises `RepeatedError`."""
-        if stored is not None:
-            for key, _ in once:
-                if (text := self._answer_to(stored, key)) is not None:
-                    raise errors.RepeatedError(key, text)
+        for key, _ in once:
+            if (text := self._answer_to(stored, key)) is not None:
+                raise errors.RepeatedError(key, text)
         until = self.now() + KEEP_S
         added = tuple((key.caller, key.key, key.stored(reference), until) for key, reference in once)
-        return (*(() if stored is None else self._live(stored)), *added)
+        return (*self._live(stored), *added)
 
     def _live(self, stored: Document) -> tuple[tuple[str, str, str, float], ...]:
         return tuple(key for key in stored.once if key[3] > self.now())
