@@ -8,9 +8,11 @@ from contextlib import closing
 
 from resource_manager.errors import SettingsError, StoreError, redact
 from resource_manager.settings import Settings
+from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.finding import Finding
 from resource_manager.storage.jobs import A_KEY
 from resource_manager.storage.redis import SCHEMES
+from resource_manager.storage.redis.check import CHECKS, CHECKS_OF_LOCK
 from resource_manager.storage.redis.client import RedisClient
 
 logger = logging.getLogger(__name__)
@@ -56,8 +58,6 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
 
     A database of which something was found to be missing is not read: that would create its tables.
     """
-    from resource_manager.storage import SQL_SCHEMES, open_store
-
     if settings.store.partition("://")[0] in SQL_SCHEMES and not all(finding.ok for finding in findings):
         return []
     try:
@@ -72,16 +72,14 @@ def of_state(settings: Settings, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _of_redis(url: str, *, holds_state: bool) -> list[Finding]:
-    from resource_manager.storage.redis.check import CHECKS, CHECKS_OF_LOCK
-
     with closing(RedisClient.from_url(url)) as client:
         checks = CHECKS if holds_state else CHECKS_OF_LOCK
         return [finding for each in checks for finding in each(client)]
 
 
 def _of_database(url: str) -> list[Finding]:
-    from resource_manager.storage.sql.check import CHECKS
+    from resource_manager.storage.sql.check import CHECKS as OF_DATABASE
     from resource_manager.storage.sql.database import Database  # the driver is an extra
 
     with closing(Database(url)) as database:
-        return list(dict.fromkeys(finding for each in CHECKS for finding in each(database)))
+        return list(dict.fromkeys(finding for each in OF_DATABASE for finding in each(database)))

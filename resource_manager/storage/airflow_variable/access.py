@@ -9,15 +9,13 @@ version kept in Redis.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from resource_manager.errors import CorruptStateError, SettingsError, how_to_install
 from resource_manager.storage.outage import outage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DESCRIPTION = "State of the GPU resource manager, written by it alone; see its command gpu-manager."
 

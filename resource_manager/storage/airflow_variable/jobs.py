@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from resource_manager.storage.airflow_variable.access import VariableAccess
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import digest
 from resource_manager.storage.outage import outage
-
-if TYPE_CHECKING:
-    from resource_manager.storage.airflow_variable.access import VariableAccess
-
 
 TRIES = 20
 """Most writes of a Variable that others write at the same time: one of them succeeds each time."""

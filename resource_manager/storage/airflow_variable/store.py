@@ -10,10 +10,9 @@ that matters, a redis:// store is the better choice.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from resource_manager import errors
 from resource_manager.core.changes import Change
@@ -21,6 +20,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import DEFAULT_LOCK, DEFAULT_VARIABLE, document
+from resource_manager.storage.airflow_variable.access import VariableAccess
 from resource_manager.storage.airflow_variable.document import Document
 from resource_manager.storage.airflow_variable.jobs import VariableJobs
 from resource_manager.storage.base import NO_SUSPENSION, Store, Suspension, waits_for_owners
@@ -30,14 +30,9 @@ from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.lineage import Lineage
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once, References
+from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resource_manager.storage.airflow_variable.access import VariableAccess
-    from resource_manager.storage.redis.client import RedisClient
 
 LOCK_TTL_S = 30.0
 WRITE_MARGIN_S = 10.0
