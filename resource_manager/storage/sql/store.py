@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from resource_manager import STORED_FORMAT, errors
+from resource_manager import errors
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -241,8 +241,7 @@ class SqlStore(Store):
                 raise self._lost(version, "empty")
             return None, ()
         self.clock.learn(row.now, begin)
-        if row.format > STORED_FORMAT:
-            check_format(row.format, f"the state in {self.database.address}")
+        check_format(row.format, f"the state in {self.database.address}")
         if self.incarnation and row.incarnation != self.incarnation and not row.operator_reset:
             raise self._lost(version, refusals.ANOTHER_STATE)
         if row.server != row.this_server:

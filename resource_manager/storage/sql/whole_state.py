@@ -49,8 +49,7 @@ class WholeState:
             make_room(self._database, connection)
             row = state_row(self._database, connection, self._database.dialect.lock_row)
             assert row is not None
-            if row.version is not None and row.format > STORED_FORMAT:
-                check_format(row.format, f"the state in {self._database.address}")
+            check_format(row.format, f"the state in {self._database.address}")
             self.refuse_closed(row)
             for key, _ in once:
                 if (text := self._keys.answer_to(connection, key)) is not None:
