@@ -259,11 +259,8 @@ class Database:
                 raise
 
     def waiter(self, token: str) -> Poller:
-        """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
-        try:
-            return self.dialect.waiter(token, self._pace, self.connection)
-        except Exception:
-            return Poller(self._pace)
+        """Return what a waiter for the lock sleeps on."""
+        return self.dialect.waiter(token, self._pace, self.connection)
 
     def time(self) -> float:
         """Return the seconds since the epoch by the server's clock."""
