@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from resource_manager import errors
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
@@ -12,13 +15,18 @@ ANOTHER_STATE = "another state"
 START_AGAIN = "start this process again where the other state is the right one"
 
 
-def unreadable(where: str, error: errors.CorruptStateError) -> errors.CorruptStateError:
-    """Return the error with the place of the data and the remedy."""
-    if isinstance(error, errors.NewerFormatError):
-        return errors.NewerFormatError(f"{where}: {error}")
-    if where in str(error):
-        return error  # of the store itself
-    return errors.CorruptStateError(f"{where}: {error}; restore its data, or start over with a reset")
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Add the place of the data and the remedy to the errors of those who read it inside."""
+    try:
+        yield
+    except errors.NewerFormatError as error:
+        raise errors.NewerFormatError(f"{where}: {error}") from error
+    except errors.CorruptStateError as error:
+        if where in str(error):  # of the store itself
+            raise
+        advice = "restore its data, or start over with a reset"
+        raise errors.CorruptStateError(f"{where}: {error}; {advice}") from error
 
 
 def no_state(where: str, version: int) -> errors.StaleStateError:

@@ -23,10 +23,8 @@ def refuse(answer: Sequence[Any], where: str, version: int, once: References, wi
     match status:
         case "stale":
             missed = answer[5] if len(answer) > 5 else ()
-            try:
+            with refusals.reading(where):
                 raise errors.StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
-            except errors.CorruptStateError as error:
-                raise refusals.unreadable(where, error) from error
         case "full":
             raise outage(f"{where}: {MEMORY_FULL}", errors.StoreFullError)
         case "repeated":

@@ -92,7 +92,7 @@ class RedisStore(Store):
         answer = self._read(known)
         if answer is None:
             return None
-        try:
+        with refusals.reading(self._client.address):
             if answer[5] == b"state":
                 replica = self._whole_state(answer)
             else:
@@ -100,8 +100,6 @@ class RedisStore(Store):
                 self._catch_up(replica, answer)
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
-        except CorruptStateError as error:
-            raise refusals.unreadable(self._client.address, error) from error
 
     def refresh_known(self) -> ClusterState:
         answer = self._read(-1)
@@ -109,11 +107,8 @@ class RedisStore(Store):
             return ClusterState()
         for part in (15, 16, 18, 19):  # pending, drained, rules, gpus: all but leases
             answer[part] = known_entries(answer[part])
-        try:
-            with skipping():
-                return self._whole_state(answer)
-        except CorruptStateError as error:
-            raise refusals.unreadable(self._client.address, error) from error
+        with refusals.reading(self._client.address), skipping():
+            return self._whole_state(answer)
 
     def commit(
         self,
@@ -202,14 +197,12 @@ class RedisStore(Store):
         with self._client.reporting():
             key = self._client.key("changes")
             [entries] = self._client.ask(("XRANGE", key, f"{after + 1}-0", "+", "COUNT", limit))
-        try:
+        with refusals.reading(self._client.address):
             return [
                 # Through sentinels the driver makes a mapping of the fields.
                 (int(entry.partition(b"-")[0]), change_from_json(fields[b"c" if type(fields) is dict else 1]))
                 for entry, fields in entries
             ]
-        except CorruptStateError as error:
-            raise refusals.unreadable(self._client.address, error) from error
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         answer = self._run(

@@ -83,23 +83,19 @@ class SqlStore(Store):
         assert row.version is not None
         if replica is not None and replica.version > row.version:
             raise self._lost(replica.version, row.version)
-        try:
+        with refusals.reading(self.database.address):
             if replica is not None and replica.version + len(changes) == row.version:
                 replica.apply(*decoded(changes))
             else:
                 replica = self._whole_state()
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
-        except errors.CorruptStateError as error:
-            raise refusals.unreadable(self.database.address, error) from error
 
     def refresh_known(self) -> ClusterState:
         self._state()  # a recovery window is not begun below, as that writes a whole state
         try:
-            with skipping():
+            with refusals.reading(self.database.address), skipping():
                 return self._whole_state(known_only=True)
-        except errors.CorruptStateError as error:
-            raise refusals.unreadable(self.database.address, error) from error
         except FOLD_ERRORS as error:  # of what the skipped had led to
             raise errors.NewerFormatError(
                 f"{self.database.address}: a newer version wrote what later changes build on: upgrade it"
@@ -201,11 +197,9 @@ class SqlStore(Store):
         self.incarnation = incarnation
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
-        try:
+        with refusals.reading(self.database.address):
             rows = self.database.rows(CHANGES, first=max(after, 0) + 1, limit=limit)
             return [(version, change_from_json(body)) for version, body, _ in rows]
-        except errors.CorruptStateError as error:
-            raise refusals.unreadable(self.database.address, error) from error
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         begun = self.database.change(
