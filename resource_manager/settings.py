@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from resource_manager.errors import SettingsError, redact
 
@@ -30,13 +30,11 @@ def valid_instance(text: str) -> str:
     return text
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False):
     """Every setting of a process with its default; `GPU_MANAGER_LOCK_TIMEOUT_S=5` sets `lock_timeout_s`.
 
     What belongs to the cluster is stored with it: see `ClusterSettings`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     store: str = Field(
         default="airflow://",

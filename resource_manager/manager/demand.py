@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_origin
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
@@ -64,13 +63,11 @@ _NO_RESOURCES = {
 """Names that no other resource may have: amounts of both would count as one."""
 
 
-class Demand(BaseModel):
+class Demand(BaseModel, extra="forbid", frozen=True, defer_build=True):
     """The demand of a task. REST bodies, options, operators, forms and `explain` derive from these fields.
 
     The original's names (`ALIASES`) are accepted for the fields they name; errors use the one given.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     lease_id: LeaseId = Field(
         description="Id of the lease; the same id and shape again gives the same lease."

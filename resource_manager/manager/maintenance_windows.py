@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from resource_manager.core.changes import MaintenanceChanged
@@ -48,10 +48,8 @@ def _moment(value: object) -> object:
 Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=str)]
 
 
-class WindowForm(BaseModel):
+class WindowForm(BaseModel, extra="forbid", strict=True):
     """A maintenance window as somebody asks for it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     servers: Annotated[list[ServerRef], Field(min_length=1, max_length=10_000)] = Field(
         description="Servers by name or id."

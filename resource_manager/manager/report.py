@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
 from resource_manager.errors import InvalidRequestError
@@ -35,10 +35,8 @@ def _listed(value: object) -> object:
     return value
 
 
-class ReportQuery(BaseModel):
+class ReportQuery(BaseModel, extra="forbid"):
     """What to group by, and how far back."""
-
-    model_config = ConfigDict(extra="forbid")
 
     by: Annotated[list[Key], BeforeValidator(_listed), Field(min_length=1, max_length=5)] = Field(
         default=["team"], description="Keys to group by: team, user, dag, gpu_type, source."

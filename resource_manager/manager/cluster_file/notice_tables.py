@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from resource_manager.core.cluster_settings import Notice
 from resource_manager.manager.demand_fields import Name
@@ -13,10 +13,8 @@ from resource_manager.manager.demand_fields import Name
 Event = Literal["preempted", "idle", "quarantined", "gpu closed", "server silent", "deadline at risk"]
 
 
-class NoticeTable(BaseModel):
+class NoticeTable(BaseModel, extra="forbid", strict=True):
     """One entry of `[[notices]]`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     on: list[Event] = Field(min_length=1, max_length=10, description="Events that are sent.")
     to: Annotated[str, Field(min_length=1, max_length=2000)] = Field(description="Address of the webhook.")

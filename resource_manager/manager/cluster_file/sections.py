@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, Notice, SignOn
 from resource_manager.core.models import MAX_PRIORITY, Node
@@ -32,10 +32,8 @@ Sentence = Annotated[str, Field(max_length=250)]
 DEFAULTS = ClusterSettings()
 
 
-class ClusterSection(BaseModel):
+class ClusterSection(BaseModel, extra="forbid", strict=True):
     """The section `[cluster]`: how the cluster grants."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     policy: Name = Field(default=DEFAULTS.policy, description="Placement policy.")
     order: Name = Field(
@@ -154,10 +152,8 @@ KEYS = {
 """Key of `[cluster]` -> field of `ClusterSettings`."""
 
 
-class HealthEntry(BaseModel):
+class HealthEntry(BaseModel, extra="forbid", strict=True):
     """What is done about one condition; texts that are not stated are those of the built-in table."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     action: HealthAction
     text: Sentence = ""

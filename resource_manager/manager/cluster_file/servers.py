@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
@@ -58,14 +58,12 @@ MAX_GPUS = 4_000_000
 MAX_GPUS_OF_SERVER = 1024
 
 
-class GpuGroup(BaseModel):
+class GpuGroup(BaseModel, extra="forbid", strict=True):
     """Equal GPUs of one server; `ids` lists them if they are not numbered from 0 without gaps.
 
     `uuids` pins which devices they are, in the order of the ids. `pci` says where they are, for people;
     GPUs of one `nvlink_group`, or else `numa_node`, are an island.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     count: int | None = Field(default=None, ge=1, le=MAX_GPUS_OF_SERVER)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
@@ -103,10 +101,8 @@ def _mps(value: object) -> object:
     return value
 
 
-class Server(BaseModel):
+class Server(BaseModel, extra="forbid", strict=True):
     """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in name and address."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._{}-]+$")
     id: int | None = Field(default=None, ge=0)

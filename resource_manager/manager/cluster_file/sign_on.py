@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from resource_manager.core.cluster_settings import SignOn, SignOnGroup
 from resource_manager.manager.cluster_file.durations import Duration
@@ -25,10 +25,8 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class SignOnGroupTable(BaseModel):
+class SignOnGroupTable(BaseModel, extra="forbid", strict=True):
     """One `[sign_on.groups.NAME]` table."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["reader", "user", "operator"]
     teams: list[Name] = Field(
@@ -36,10 +34,8 @@ class SignOnGroupTable(BaseModel):
     )
 
 
-class SignOnSection(BaseModel):
+class SignOnSection(BaseModel, extra="forbid", strict=True):
     """The section `[sign_on]`; without it people have tokens only."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     issuer: Text = Field(description="Address of the provider, as its ID tokens state it.")
     client_id: Text = Field(description="Name of this service at the provider.")

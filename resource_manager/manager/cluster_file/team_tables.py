@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from resource_manager.core.models import MAX_PRIORITY, Amount
 from resource_manager.core.teams import (
@@ -29,10 +29,8 @@ UnixUser = Annotated[str, Field(max_length=32, pattern=r"^([a-z_][a-z0-9_-]*)?$"
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-class TeamTable(BaseModel):
+class TeamTable(BaseModel, extra="forbid", strict=True):
     """One `[teams.NAME]` table."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     guaranteed: Gpus | dict[Name, Gpus] = Field(
         default=0, description="GPUs the team can always get; per type too: { A100 = 8, H100 = 8 }."
@@ -77,10 +75,8 @@ class TeamTable(BaseModel):
         return Team(name, guaranteed_by_type=by_type, **stated)
 
 
-class TeamsTable(BaseModel):
+class TeamsTable(BaseModel, extra="forbid", strict=True):
     """The keys of all teams, and the teams."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     preemption: bool = Field(
         default=False, description="Leases may be preempted for teams inside their guarantee."
