@@ -59,7 +59,6 @@ class GPUResourceManager(
         store: Store | None = None,
         inventory: Iterable[Node] | None = None,
         cluster: Mapping[str, Any] | None = None,
-        observer: Observer | None = None,
         by: str | None = None,
     ) -> None:
         is_original = settings is None
@@ -68,7 +67,7 @@ class GPUResourceManager(
             self.settings.store, self.settings, variable=self.RESOURCE_VAR_NAME, lock=self.LOCK_VAR_NAME
         )
         who = this_user() if by is None else checked_by(by)
-        self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
+        self._commits = Transactions(self.store, self.settings.lock_timeout_s, who)
         self.stored_jobs = StoredJobs(self.store.jobs, self.settings.job_keys)
         self._queue = QueueView(self.store, self._queue_in)
         self._entries = SharedEntries()
@@ -92,7 +91,6 @@ class GPUResourceManager(
         url: str,
         *,
         inventory: Iterable[Node] | str | Path | None = None,
-        observer: Observer | None = None,
         by: str | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
@@ -106,15 +104,10 @@ class GPUResourceManager(
             inventory = load_inventory(inventory)
         stated = {name: value for name, value in settings.items() if name in CLUSTER_FIELDS}
         own = Settings.of({"store": url, **{key: settings[key] for key in settings if key not in stated}})
-        return cls(own, inventory=inventory, cluster=stated, observer=observer, by=by)
+        return cls(own, inventory=inventory, cluster=stated, by=by)
 
-    @property
-    def observer(self) -> Observer | None:
-        """The receiver of measurements; may be set later."""
-        return self._commits.observer
-
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
+    def observe_by(self, observer: Observer) -> None:
+        """Have measurements received by that function."""
         self._commits.observer = observer
 
     def read_from(self, read: Callable[[Reader[Any]], Any]) -> None:
@@ -134,6 +127,3 @@ class GPUResourceManager(
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-__all__ = ["GPUResourceManager", "Observer"]

@@ -172,7 +172,7 @@ def build(
     receiver.board.doorbell.follow(watch.on_look)  # before those who wait for it are asked
     held = HeldRequests(watch)
     metrics = Metrics(watch, on_commit=held.look_soon)
-    manager.observer = metrics.manager
+    manager.observe_by(metrics.manager.measured)
     manager.read_from(watch.read)
     manager.read_reports_by(REPORTS)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))

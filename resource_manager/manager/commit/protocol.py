@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from resource_manager import errors
 from resource_manager.core.changes import Change, MembersReleased, Quarantined, Queued, Released, Renewed
@@ -31,11 +31,11 @@ from resource_manager.storage.once import Once
 T = TypeVar("T")
 
 
-class Observer(Protocol):
-    """A receiver of measurements; must be quick and must not raise."""
+Observer = Callable[[str, float], None]
+"""Receiver of values of `lock_wait_s`, `commit_s`, `commit_conflicts` (1 each) and `clock_jump_s`.
 
-    def measured(self, name: str, value: float) -> None:
-        """Receive a value of `lock_wait_s`, `commit_s`, `commit_conflicts` (1 each) or `clock_jump_s`."""
+It must be quick and must not raise.
+"""
 
 
 class Transactions:
@@ -45,12 +45,10 @@ class Transactions:
     asks where nobody says who does.
     """
 
-    def __init__(
-        self, store: Store, lock_timeout_s: float, by: str = "", observer: Observer | None = None
-    ) -> None:
+    def __init__(self, store: Store, lock_timeout_s: float, by: str = "") -> None:
         self.store = store
         self.by = by
-        self.observer = observer
+        self.observer: Observer = lambda name, value: None
         self.read_elsewhere: Callable[[Reader[Any]], Any] | None = None
         """Answers reads of the newest state with another replica: so they delay no decision."""
         self.distrusted: Grounds | None = None
@@ -270,8 +268,7 @@ class Transactions:
         return self.read(lambda cluster, now: once.answer(cluster, now, json.loads(reference)))
 
     def _measured(self, name: str, value: float) -> None:
-        if self.observer is not None:
-            self.observer.measured(name, value)
+        self.observer(name, value)
 
 
 def _answer(operation: Operation[T]) -> T:

@@ -82,9 +82,9 @@ class Notes:
         return [value for measured, value in self.values if measured == name]
 
 
-def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None = None) -> Transactions:
+def on(store: MemoryStore, lock_timeout_s: float = 20.0) -> Transactions:
     """Transactions of a manager of one server with 8 GPUs."""
-    made = Transactions(store, lock_timeout_s, observer=observer)
+    made = Transactions(store, lock_timeout_s)
     first = ClusterState(default_inventory(1, GPUS, 64)).snapshot()
     made.initialise(replace(first, settings=ClusterSettings(order="fifo")))
     return made
@@ -120,7 +120,9 @@ def notes() -> Notes:
 
 @pytest.fixture
 def state(store: WatchedStore, notes: Notes) -> Transactions:
-    return on(store, observer=notes)
+    made = on(store)
+    made.observer = notes.measured
+    return made
 
 
 @pytest.fixture
