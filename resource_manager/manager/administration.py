@@ -302,10 +302,7 @@ class Administration:
         logger.warning("all resources were reset")
 
     def _change(
-        self,
-        server: int | str,
-        decide: Callable[[ClusterState, str, float], list[Change]],
-        once: Once | None,
+        self, server: int | str, decide: Callable[[ClusterState, str, float], list[Change]], once: Once | None
     ) -> ServerSummary:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
 

@@ -305,12 +305,7 @@ class Commands:
         return True
 
     def place_job(
-        self,
-        lease_id: str,
-        places: Sequence[JobPlace],
-        *,
-        fencing_token: int,
-        owner: str | None = None,
+        self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int, owner: str | None = None
     ) -> Allocation:
         """Store where the jobs of a lease are about to start, one place a member; before any of them does.
 

@@ -22,11 +22,7 @@ from resource_manager.scheduling.reasons.feasibility import Verdict, explain, re
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
-def explanation(
-    cluster: ClusterState,
-    request: Request,
-    current: SchedulingPass,
-) -> Explanation:
+def explanation(cluster: ClusterState, request: Request, current: SchedulingPass) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
     placed = within_guarantee(cluster.ledger, request)
     with closed_for(cluster, request, current):
@@ -83,11 +79,7 @@ def verdict(answer: Verdict, request: Request, score: int | None = None) -> Serv
 
 
 def quotes(
-    cluster: ClusterState,
-    request: Request,
-    admission: PriceAdmission,
-    members: Members | None,
-    now: float,
+    cluster: ClusterState, request: Request, admission: PriceAdmission, members: Members | None, now: float
 ) -> Quotes:
     """Return the price of the request now on every server, and on the one where it would start.
 

@@ -189,10 +189,7 @@ def pending(standing: Standing, cluster: ClusterState, now: float) -> results.Qu
     }
 
 
-def queue(
-    cluster: ClusterState,
-    current: SchedulingPass,
-) -> list[results.QueueEntry]:
+def queue(cluster: ClusterState, current: SchedulingPass) -> list[results.QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
     return [pending(standing, cluster, current.now) for standing in standings(cluster, current)]
 

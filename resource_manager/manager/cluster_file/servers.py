@@ -129,8 +129,7 @@ class Server(BaseModel, extra="forbid", strict=True):
         "folder that stands here instead.",
     )
     confine: Confine | None = Field(
-        default=None,
-        description="Walls around plain jobs (off, try, must); unset: as the cluster's.",
+        default=None, description="Walls around plain jobs (off, try, must); unset: as the cluster's."
     )
     writable: list[WritablePath] = Field(
         default_factory=list,
