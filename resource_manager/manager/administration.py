@@ -76,24 +76,24 @@ class Administration:
         Raises `InvalidRequestError` for an unknown server, or a window that ends before it begins or is over.
         """
 
-        def plan(cluster: ClusterState, now: float) -> Window:
-            return maintenance_windows.window_of(cluster, form, now)
-
         if dry_run:
             return self._commits.read(
-                lambda cluster, now: maintenance_windows.as_view(cluster, plan(cluster, now), now)
+                lambda cluster, now: maintenance_windows.as_view(
+                    cluster, maintenance_windows.window_of(cluster, form, now), now
+                )
             )
-        made: list[Window] = []
+        window: Window
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            made[:] = [plan(cluster, now)]
-            if same := maintenance_windows.same_as(cluster, made[0]):
-                made[:] = [same]
+            nonlocal window
+            window = maintenance_windows.window_of(cluster, form, now)
+            if same := maintenance_windows.same_as(cluster.windows, window):
+                window = same
                 return []
-            return [maintenance_windows.replaced(cluster, [*cluster.windows, *made], now)]
+            return [maintenance_windows.replaced(cluster, [*cluster.windows, window], now)]
 
         def added(cluster: ClusterState, now: float) -> WindowView:
-            return maintenance_windows.as_view(cluster, made[0], now)
+            return maintenance_windows.as_view(cluster, window, now)
 
         return self._commits.run(step, added, once=repeats.of_window(once))
 
@@ -175,18 +175,15 @@ class Administration:
         A server that waits for its search after a restore opens if each has its lease, else its reason names
         the others.
         """
-        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
-
-        def step(cluster: ClusterState, now: float) -> list[Change]:
+        def step(cluster: ClusterState, name: str, now: float) -> list[Change]:
             state = cluster.node(name)
             drained = state.drained
             if drained is None or state.watched or not is_searchable(drained, cluster.settings, now - age_s):
                 return []
             unknown = without_lease(state, of_no_lease(cluster, jobs))
-            changes = list(searched(drained, unknown, now, is_complete=True))
-            return self._commits.with_dispatch(cluster, changes, now)
+            return list(searched(drained, unknown, now, is_complete=True))
 
-        return self._server_step(name, step, once)
+        return self._change(server, step, once)
 
     def decide(self, step: Step, reader: Reader[T], *, max_age_s: float = 0.0) -> T:
         """Commit what `step` decides, and the grants that it allows; return the reader's answer right after.
@@ -309,9 +306,6 @@ class Administration:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             return self._commits.with_dispatch(cluster, decide(cluster, name, now), now)
 
-        return self._server_step(name, step, once)
-
-    def _server_step(self, name: str, step: Step, once: Once | None) -> ServerSummary:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return server_views.server(cluster.node(name))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, Notice
+from resource_manager.core.cluster_settings import ClusterSettings, Notice
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import Gpu, Node
@@ -93,11 +93,8 @@ def plan(cluster: ClusterState, definition: ClusterDefinition, options: ApplyOpt
     for name in options.retire:
         if name not in cluster.by_name:
             raise InvalidRequestError("{retire}: there is no server {!r}", name)
-    return _Planning(cluster, _with_removals(definition, options.remove), options, now).made
-
-
-def _with_removals(definition: ClusterDefinition, remove: Collection[str]) -> ClusterDefinition:
-    return replace(
+    remove = options.remove
+    definition = replace(
         definition,
         settings=DEFAULTS if "cluster" in remove else definition.settings,
         health=() if "health" in remove else definition.health,
@@ -105,6 +102,7 @@ def _with_removals(definition: ClusterDefinition, remove: Collection[str]) -> Cl
         windows=() if "maintenance" in remove else definition.windows,
         notices=() if "notices" in remove else definition.notices,
     )
+    return _Planning(cluster, definition, options, now).made
 
 
 class _Planning:
@@ -144,7 +142,9 @@ class _Planning:
             old, new = getattr(before, name), getattr(after, name)
             if old != new:
                 self.made.lines.append(changed_in_words(key, old, new))
-        self._health(before.health, health)
+        rules = ({rule.condition: rule for rule in each} for each in (before.health, health))
+        for sign, condition, changed in entries_changed(*rules):
+            self._say(sign, f"health {condition}: {' → '.join(rule.action for rule in changed)}")
         self.made.lines += difference(before.sign_on, sign_on)
         for sign, of, others in (("-", before.notices, notices), ("+", notices, before.notices)):
             for notice in of:
@@ -174,11 +174,6 @@ class _Planning:
                 self._refuse("~", f"{key} {name}", str(error), f"cluster.{key}")
                 return settings
         return replace(settings, policy_package=package_of(settings.policy))
-
-    def _health(self, before: Sequence[HealthRule], after: Sequence[HealthRule]) -> None:
-        old, new = ({rule.condition: rule for rule in rules} for rules in (before, after))
-        for sign, condition, rules in entries_changed(old, new):
-            self._say(sign, f"health {condition}: {' → '.join(rule.action for rule in rules)}")
 
     # ---- [[servers]] ----
 
@@ -307,11 +302,11 @@ class _Planning:
                 error.field = f"maintenance.{number}.{error.field}"
                 raise
             wanted = replace(wanted, begin=float(int(wanted.begin)), end=float(int(wanted.end)), in_file=True)
-            known = next((each for each in left if replace(wanted, window_id=each.window_id) == each), None)
+            known = maintenance_windows.same_as(left, wanted)
             if known is not None:
                 left.remove(known)
                 kept.append(known)
-            elif all(replace(wanted, window_id=each.window_id) != each for each in (*kept, *new)):
+            elif maintenance_windows.same_as((*kept, *new), wanted) is None:
                 new.append(replace(wanted, window_id=self._cluster.version + 1 + len(new)))
                 self._say("+", _window(wanted))
         for window in left:

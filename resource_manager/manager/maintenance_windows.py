@@ -94,9 +94,9 @@ def window_of(cluster: ClusterState, form: WindowForm, now: float) -> Window:
     return Window(number, names, begin, end, every_s, form.reason, form.preempt)
 
 
-def same_as(cluster: ClusterState, window: Window) -> Window | None:
-    """Return the window of the cluster that differs by its number alone, if there is one."""
-    return next((each for each in cluster.windows if each == replace(window, window_id=each.window_id)), None)
+def same_as(windows: Iterable[Window], window: Window) -> Window | None:
+    """Return the one of the windows that differs by its number alone, if there is one."""
+    return next((each for each in windows if each == replace(window, window_id=each.window_id)), None)
 
 
 def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> MaintenanceChanged:
