@@ -8,9 +8,9 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
 from resource_manager.errors import SettingsError, redact
 
@@ -61,12 +61,11 @@ class Settings(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True
         ge=8 * 2**20,
         description="Memory that these changes may take in a Redis store, about; oldest dropped first.",
     )
-    instance: str | None = Field(
+    instance: Annotated[str, AfterValidator(valid_instance)] | None = Field(
         default=None,
         description="Id of this Airflow in the ids of its leases, as several may share a store; without it, "
         "the API server creates a random id.",
     )
-
     job_keys: str = Field(
         default="",
         repr=False,
@@ -85,11 +84,6 @@ class Settings(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True
         if isinstance(value, bool):
             raise ValueError(f"must be a number, got {value}")
         return value
-
-    @field_validator("instance")
-    @classmethod
-    def _name_of_an_instance(cls, value: str | None) -> str | None:
-        return None if value is None else valid_instance(value)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any  # typing's own is not read by pydantic before 3.12
+from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # typing's own is not read by pydantic before 3.12
 
 from resource_manager.core.models import Amount
 

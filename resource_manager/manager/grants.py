@@ -211,11 +211,9 @@ class Grants:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             taken.clear()
             fresh = [request for request in requests if is_fresh(cluster, request)]
-            return (
-                allocator.allocate_in_order(cluster, fresh, self._commits.deciding(cluster, now))
-                if fresh
-                else []
-            )
+            if not fresh:
+                return []
+            return allocator.allocate_in_order(cluster, fresh, self._commits.deciding(cluster, now))
 
         def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal | None]:
             return [
@@ -238,22 +236,13 @@ class Grants:
         except errors.LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except errors.StateUnconfirmedError as error:
-            unconfirmed = error
             window_s = self._commits.peek_replica(lambda cluster, now: cluster.settings.confirmation_window_s)
-            window = window_left(window_s, unconfirmed.remaining_s, unconfirmed.clock_jump_s)
+            window = window_left(window_s, error.remaining_s, error.clock_jump_s)
             results = [refusal_of(recovering(window))] * len(requests)
-        answers: list[T | Refusal | None] = []
-        for result in results:
-            if isinstance(result, tuple):
-                lease, answer = result
-                for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
-                    logger.info(
-                        "%s holds %s of %s", name_of(lease), numbered_gpus(member.gpu_ids), member.node
-                    )
-                answers.append(answer)
-            else:
-                answers.append(result)
-        return answers
+        for lease, _ in (result for result in results if isinstance(result, tuple)):
+            for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
+                logger.info("%s holds %s of %s", name_of(lease), numbered_gpus(member.gpu_ids), member.node)
+        return [result[1] if isinstance(result, tuple) else result for result in results]
 
     def _explained(
         self, requests: Sequence[Request], answers: Sequence[T | Refusal | None]

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import (
-    Any,
-    Literal,
-    NotRequired,  # typing's own is not read by pydantic before 3.12
-    TypeVar,
-    cast,
-)
+from typing import Any, Literal, NotRequired, TypeVar, cast
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # typing's own is not read by pydantic before 3.12
 
 from resource_manager.core.models import Amount
 from resource_manager.manager.cluster_results import ServerSummary
@@ -107,12 +101,13 @@ class Allocation(Requested):
 
     `name` and `short_id`, such as `my_dag.train[3]` and `k7wd`, are what people call it.
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
-    `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
+    `gpu_uuids` are the GPUs' identities at the grant, empty if the inventory names none; `gpu_ids` are the
+    numbers of these devices now, without those that left the inventory.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
-    `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
-    `until`, for the request `preempted_by`, or at the limit of that name. ERROR: the lease is quarantined.
-    Both have a `reason`; one that is `revoked` cannot be renewed. `job_places` has one entry a member once
-    the job was placed.
+    `members` has one entry a server, by rank; the other keys describe the first. PREEMPTING: the job must end
+    by `until`, for the request `preempted_by`, or at the limit of that name; `until` stays where that was
+    taken back, since the job was told. ERROR: the lease is quarantined. Both have a `reason`; one that is
+    `revoked` cannot be renewed. `job_places` has one entry a member once the job was placed.
     """
 
     server_id: int

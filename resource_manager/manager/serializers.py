@@ -24,15 +24,7 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> results.Allocation:
-    """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
-
-    Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
-    `until` is the end of its preemption, also of one that was taken back: a job told before ends for it.
-    `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
-    `gpu_uuids` are those of the grant, empty if the inventory names none; `gpu_ids` the numbers that these
-    devices have now, without those that left the inventory. `members` has one entry a server, in the order of
-    their ranks; the other keys describe the first.
-    """
+    """Return an allocation result (original design, section 6.1.2), extended by fields of the lease."""
     request = lease.request
     members = [member_view(cluster, request, rank, placed) for rank, placed in lease.ranked]
     first = members[0]
@@ -71,9 +63,8 @@ def _reason(cluster: ClusterState, lease: Lease) -> str:
     """Return why a lease is quarantined or being preempted; empty if it is neither."""
     if lease.quarantined:
         return quarantine_in_words(lease)
-    if not lease.preempted_by:
+    if not (by := lease.preempted_by):
         return ""
-    by = lease.preempted_by
     return lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))
 
 
