@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from logging.handlers import SysLogHandler
 from pathlib import Path
@@ -110,10 +111,9 @@ def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> Audit
 
     Raises `SettingsError` if nothing can be written there.
     """
-    to_file = target != SYSLOG
-    place = str(Path(target).absolute()) if to_file else target
+    place = target if target == SYSLOG else str(Path(target).absolute())
     name = sha256(f"{manager.settings.store} {place}".encode()).hexdigest()[:16]
-    write: Write = FileWriter(Path(place)) if to_file else to_syslog
+    write: Write = to_syslog if target == SYSLOG else partial(to_file, Path(place))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write([])
@@ -122,23 +122,18 @@ def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> Audit
     return AuditTrail(manager, write, folder / f"{name}.audit", place)
 
 
-class FileWriter:
-    """Appender that opens the file for each call, so that a rotated one begins again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, lines: Sequence[Line]) -> None:
-        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640), "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            end = _cut_half_line(file)
-            try:
-                file.write("".join(f"{_text(line)}\n" for line in lines).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:  # such as a full disk: no half line stays
-                os.ftruncate(file.fileno(), end)
-                raise
+def to_file(path: Path, lines: Sequence[Line]) -> None:
+    """Append each line to the file, which is opened for each call, so that a rotated one begins again."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o640), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = _cut_half_line(file)
+        try:
+            file.write("".join(f"{_text(line)}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:  # such as a full disk: no half line stays
+            os.ftruncate(file.fileno(), end)
+            raise
 
 
 def to_syslog(lines: Sequence[Line]) -> None:

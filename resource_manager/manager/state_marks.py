@@ -38,17 +38,13 @@ class StateMarks:
         self._unwritten: set[Path] = set()
         self._next: Mark | None = None
         self._next_at = 0.0
-        self._is_behind = False
-
-    @property
-    def is_behind(self) -> bool:
-        """Return whether the state lacks the newest mark, so that nothing is granted."""
-        return self._is_behind
+        self.is_behind = False
+        """Whether the state lacks the newest mark, so that nothing is granted."""
 
     @property
     def mark(self) -> str:
         """The mark for others to remember; empty if there is none, or the state lacks it."""
-        return "" if self._known is None or self._is_behind else str(self._known)
+        return "" if self._known is None or self.is_behind else str(self._known)
 
     def keep_in(self, files: Sequence[Path]) -> None:
         """Read the marks in these files, which need not exist, and keep them up to date; check the state.
@@ -89,13 +85,13 @@ class StateMarks:
                 self._close_instead()
                 raise
             if known is not None and is_behind(store, version, known):
-                if not self._is_behind:
+                if not self.is_behind:
                     logger.error("%s", self._manager.distrust(known, self._seen_by))
-                self._is_behind = True
+                self.is_behind = True
                 return
-            if self._is_behind:
+            if self.is_behind:
                 self._manager.trust()
-                self._is_behind = False
+                self.is_behind = False
             if not store.incarnation or time.monotonic() - self._next_at < self._check_every_s:
                 return
             taken, self._next = self._next, mark_of(store, version) or self._next

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from fnmatch import translate
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Self, TypeVar
 
@@ -124,21 +127,13 @@ def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:
     """
     if what is not None and change["change"] not in what.kinds:
         return False
-    who = change.get("by", "")
-    return not by or _is_like(who, by)
+    return not by or _pattern(by).match(change.get("by", "")) is not None
 
 
-def _is_like(text: str, pattern: str) -> bool:
-    """Return whether a text is the pattern, in which `*` stands for any text and all else for itself."""
-    first, *parts = pattern.split("*")
-    if not parts or not text.startswith(first):
-        return text == first
-    rest = text[len(first) :]
-    for part in filter(None, parts[:-1]):
-        _, match, rest = rest.partition(part)
-        if not match:
-            return False
-    return rest.endswith(parts[-1])
+@lru_cache(maxsize=64)
+def _pattern(by: str) -> re.Pattern[str]:
+    """Return the pattern of a name in which `*` stands for any text and all else for itself."""
+    return re.compile(translate(re.sub(r"[?[]", r"[\g<0>]", by)))
 
 
 NO_NAMES: Mapping[str, str] = {}

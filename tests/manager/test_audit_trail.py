@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
-from resource_manager.manager.audit_trail import AuditTrail, FileWriter, audit_trail, to_syslog
+from resource_manager.manager.audit_trail import AuditTrail, audit_trail, to_file, to_syslog
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
@@ -111,16 +112,16 @@ def test_a_crash_loses_no_change_and_leaves_no_half_line(
 ) -> None:
     file, cursor = tmp_path / "audit.jsonl", tmp_path / "cursor"
     pairs(manager, 1)
-    AuditTrail(manager, FileWriter(file), cursor).follow()
+    AuditTrail(manager, partial(to_file, file), cursor).follow()
     kept = cursor.read_text()
     pairs(manager, 2, "u")
     if at == "in a line":
         with file.open("a") as stream:
             stream.write('{"version": 3, "cha')
     if at == "before the cursor":
-        AuditTrail(manager, FileWriter(file), cursor).follow()
+        AuditTrail(manager, partial(to_file, file), cursor).follow()
         cursor.write_text(kept)
-    AuditTrail(manager, FileWriter(file), cursor).follow()
+    AuditTrail(manager, partial(to_file, file), cursor).follow()
     repeated = [3, 4, 5, 6] if at == "before the cursor" else []
     assert versions(file) == [1, 2, *repeated, 3, 4, 5, 6]
 
@@ -185,7 +186,7 @@ def test_changes_that_the_store_dropped_unread_are_a_line(
 
 
 def test_a_failed_write_is_made_up_for(manager: GPUResourceManager, tmp_path: Path) -> None:
-    file = FileWriter(tmp_path / "audit.jsonl")
+    file = partial(to_file, tmp_path / "audit.jsonl")
     is_full = True
 
     def write(written: Sequence[dict[str, Any]]) -> None:
@@ -207,7 +208,7 @@ def test_a_cursor_that_cannot_be_written_repeats_no_line_and_stops_no_trail(
 ) -> None:
     """As on a full disk, where the audit itself is on another one."""
     file, full = tmp_path / "audit.jsonl", tmp_path / "full"
-    trail = AuditTrail(manager, FileWriter(file), full / "cursor")
+    trail = AuditTrail(manager, partial(to_file, file), full / "cursor")
     for tasks, last in ((300, 600), (1, 602), (0, 602)):
         pairs(manager, tasks, f"{tasks}-")
         with pytest.raises(OSError, match="No such file"):
@@ -215,7 +216,7 @@ def test_a_cursor_that_cannot_be_written_repeats_no_line_and_stops_no_trail(
         assert versions(file) == list(range(1, last + 1)), "more than a page, each line once"
     full.mkdir()
     assert trail.follow() == 0
-    AuditTrail(manager, FileWriter(file), full / "cursor").follow()
+    AuditTrail(manager, partial(to_file, file), full / "cursor").follow()
     assert versions(file) == list(range(1, 603)), "the cursor was made up for"
 
 
@@ -231,7 +232,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(
 def test_a_cursor_that_cannot_be_read_is_named(manager: GPUResourceManager, tmp_path: Path) -> None:
     (tmp_path / "cursor").write_text("{")
     with pytest.raises(SettingsError, match=r"cursor: not the cursor of an audit trail \(.+\): remove it"):
-        AuditTrail(manager, FileWriter(tmp_path / "audit.jsonl"), tmp_path / "cursor")
+        AuditTrail(manager, partial(to_file, tmp_path / "audit.jsonl"), tmp_path / "cursor")
 
 
 def test_syslog_gets_each_change_and_a_short_line_for_one_too_long(
