@@ -152,15 +152,11 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 
 class DuplicateTaskError(InvalidRequestError):
-    """A lease id that is in use for a request of another shape, or of another owner.
+    """A lease id that is in use for a request of another shape, or of another owner."""
 
-    `owner` is the other owner; None if it is the caller's own.
-    """
-
-    def __init__(self, lease_id: str, detail: str, *, owner: str | None = None) -> None:
+    def __init__(self, lease_id: str, detail: str) -> None:
         super().__init__("task {!r} {}", lease_id, detail, field="lease_id")
         self.lease_id = lease_id
-        self.owner = owner
 
 
 class CapacityError(ResourceManagerError):
@@ -190,7 +186,6 @@ class OtherOwnerError(ResourceManagerError):
 
     def __init__(self, name: str, owner: str, asked_by: str | None) -> None:
         super().__init__(f"{name} belongs to {owner or 'no owner'}, not to {asked_by or 'no owner'}")
-        self.owner = owner
 
 
 class JobPlacedError(ResourceManagerError):

@@ -360,8 +360,7 @@ class Commands:
         return [codec.change_to_dict(change) for change in self._commits.expire_and_schedule()]
 
 
-def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
-    """Return the knowledge of a job's end; raises `InvalidRequestError`."""
+def _job_end(value: JobEnd | str, reason: str) -> JobEnd:
     try:
         end = JobEnd(value)
     except ValueError:

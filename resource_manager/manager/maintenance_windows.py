@@ -29,7 +29,6 @@ EXAMPLE = "2026-12-01T08:00+01:00"
 
 
 def _moment(value: object) -> object:
-    """Return the time of a text as ISO 8601 has it, with its zone."""
     given = value
     if isinstance(value, str):
         with suppress(ValueError):

@@ -82,5 +82,4 @@ class OriginalNames:
 
 
 def _granted(result: Allocation | Refusal) -> Allocation | None:
-    """Return the original's answer: an allocation or None."""
     return None if isinstance(result, Refusal) else result

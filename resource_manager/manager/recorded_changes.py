@@ -46,7 +46,6 @@ def _page(store: Store, after: int, limit: int) -> list[Recorded]:
 
 
 def _masked(change: Change) -> Change:
-    """Return the change as people see it."""
     if isinstance(change, ClusterSettingsChanged) and change.settings.notices:
         return replace(change, settings=change.settings.masked)
     return change

@@ -313,9 +313,7 @@ def is_repeat(cluster: ClusterState, request: Request) -> bool:
         return False
     before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
     if before.owner != request.owner:
-        raise errors.DuplicateTaskError(
-            request.lease_id, "belongs to another owner: use another task id", owner=before.owner
-        )
+        raise errors.DuplicateTaskError(request.lease_id, "belongs to another owner: use another task id")
     if lease is not None and lease.revoked:
         raise errors.DuplicateTaskError(
             request.lease_id,

@@ -60,7 +60,6 @@ def allocation(cluster: ClusterState, lease: Lease) -> results.Allocation:
 
 
 def _reason(cluster: ClusterState, lease: Lease) -> str:
-    """Return why a lease is quarantined or being preempted; empty if it is neither."""
     if lease.quarantined:
         return quarantine_in_words(lease)
     if not (by := lease.preempted_by):
@@ -119,7 +118,6 @@ def member_view(cluster: ClusterState, request: Request, rank: int, placed: Plac
 
 
 def _address(node: Node, user: str) -> str:
-    """Return where a job on the node is reached, as that user if one is named."""
     if not user or not node.address:
         return node.address
     return f"{user}@{node.address.rpartition('@')[2]}"

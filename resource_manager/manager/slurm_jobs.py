@@ -42,7 +42,6 @@ JOBS = TypeAdapter(list[SlurmJob])
 
 
 def _check(jobs: Sequence[SlurmJob]) -> None:
-    """Raise `InvalidRequestError` for what cannot be counted and shown."""
     for job in jobs:
         texts = [text for text in job.values() if isinstance(text, str)]
         check_names({"jobs": [*texts, *chain.from_iterable(job["labels"].items())]})

@@ -359,8 +359,7 @@ def _is_word(value: object) -> bool:
 
 
 def _fernet(keys: str) -> MultiFernet | None:
-    """Return what encrypts with the first of these keys and decrypts with all; None without any."""
-    names = [key for key in keys.replace(",", " ").split() if key]
+    names = keys.replace(",", " ").split()
     if not names:
         return None
     try:

@@ -133,5 +133,4 @@ def with_by(changes: Sequence[Change], by: str, sequence: int) -> list[Change]:
 
 @cache
 def _copy_of(kind: type[Change]) -> Callable[[Any, str], Change]:
-    """Return the function that copies a change of that kind with another `by`."""
     return direct_copy(kind, "by")

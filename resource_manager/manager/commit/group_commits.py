@@ -240,7 +240,6 @@ class GroupCommits:
 
 
 def _without_repeats(group: Sequence[Operation[Any]]) -> list[Operation[Any]]:
-    """Return the operations without those that have the idempotency key of an earlier one."""
     first: dict[tuple[str, str], Operation[Any]] = {}
     return [
         operation
