@@ -32,10 +32,8 @@ def arguments_of(positional: Sequence[Any], options: Mapping[str, Any]) -> dict[
     Raises `TypeError` for one given twice.
     """
     if positional and hasattr(positional[0], "model_dump"):
-        positional, options = (
-            (None, *positional[1:]),
-            {**positional[0].model_dump(exclude_unset=True), **options},
-        )
+        options = {**positional[0].model_dump(exclude_unset=True), **options}
+        positional = (None, *positional[1:])
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in zip(POSITIONAL, positional, strict=False):
         if value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import ClusterState
@@ -55,24 +55,6 @@ class ApplyOptions:
 NO_OPTIONS = ApplyOptions()
 
 
-@dataclass(slots=True)
-class Plan:
-    """Lines of a difference, the changes that make it, and the reasons why it is refused."""
-
-    revision: str
-    lines: list[str] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    refusals: list[InvalidRequestError] = field(default_factory=list)
-
-    def view(self) -> ClusterDiff:
-        return {
-            "changed": bool(self.lines),
-            "lines": self.lines,
-            "refused": [str(error) for error in self.refusals],
-            "revision": self.revision,
-        }
-
-
 def revision_of(cluster: ClusterState) -> str:
     """Return a short text that another definition of the cluster does not have."""
     adopted = sorted(cluster.adoptions)
@@ -102,11 +84,11 @@ def plan(cluster: ClusterState, definition: ClusterDefinition, options: ApplyOpt
         windows=() if "maintenance" in remove else definition.windows,
         notices=() if "notices" in remove else definition.notices,
     )
-    return _Planning(cluster, definition, options, now).made
+    return Plan(cluster, definition, options, now)
 
 
-class _Planning:
-    """One comparison, section by section."""
+class Plan:
+    """Lines of a difference, the changes that make it, and the reasons why it is refused."""
 
     def __init__(
         self, cluster: ClusterState, definition: ClusterDefinition, options: ApplyOptions, now: float
@@ -115,18 +97,29 @@ class _Planning:
         self._defined = definition
         self._options = options
         self._now = now
-        self.made = Plan(revision_of(cluster))
+        self.revision = revision_of(cluster)
+        self.lines: list[str] = []
+        self.changes: list[Change] = []
+        self.refusals: list[InvalidRequestError] = []
         self._settings()
         nodes = self._nodes()
         self._teams(nodes)
         self._windows(nodes)
 
+    def view(self) -> ClusterDiff:
+        return {
+            "changed": bool(self.lines),
+            "lines": self.lines,
+            "refused": [str(error) for error in self.refusals],
+            "revision": self.revision,
+        }
+
     def _say(self, sign: str, text: str) -> None:
-        self.made.lines.append(f"{sign} {text}")
+        self.lines.append(f"{sign} {text}")
 
     def _refuse(self, sign: str, what: str, why: str, field: str) -> None:
         self._say(sign, f"{what}: refused, {why}")
-        self.made.refusals.append(InvalidRequestError("{}: {}", what, why, field=field))
+        self.refusals.append(InvalidRequestError("{}: {}", what, why, field=field))
 
     # ---- [cluster], [health], [sign_on] and [[notices]] ----
 
@@ -141,17 +134,17 @@ class _Planning:
         for key, name in KEYS.items():
             old, new = getattr(before, name), getattr(after, name)
             if old != new:
-                self.made.lines.append(changed_in_words(key, old, new))
+                self.lines.append(changed_in_words(key, old, new))
         rules = ({rule.condition: rule for rule in each} for each in (before.health, health))
         for sign, condition, changed in entries_changed(*rules):
             self._say(sign, f"health {condition}: {' → '.join(rule.action for rule in changed)}")
-        self.made.lines += difference(before.sign_on, sign_on)
+        self.lines += difference(before.sign_on, sign_on)
         for sign, of, others in (("-", before.notices, notices), ("+", notices, before.notices)):
             for notice in of:
                 if notice not in others:
                     self._say(sign, in_words(notice))
         if after != before:
-            self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
+            self.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.lines)))
 
     def _notices(self, stored: Sequence[Notice]) -> tuple[Notice, ...]:
         """Return the defined notices; an address that is stated masked, as it is shown, is the stored one."""
@@ -183,7 +176,7 @@ class _Planning:
         if self._defined.nodes is None:
             return stored
         nodes = tuple(self._with_known(number, node) for number, node in enumerate(self._defined.nodes))
-        names, said = {node.name for node in nodes}, len(self.made.lines)
+        names, said = {node.name for node in nodes}, len(self.lines)
         for name, state in present.items():
             if name not in names:
                 self._leaves(state)
@@ -199,7 +192,7 @@ class _Planning:
             self._say("~", "the order of the servers")
         self._refuse_leased_twice(nodes)
         if nodes != stored:
-            self.made.changes += replacement(self._cluster, nodes, self._now, self.made.lines[said:])
+            self.changes += replacement(self._cluster, nodes, self._now, self.lines[said:])
         return nodes
 
     def _refuse_leased_twice(self, nodes: Sequence[Node]) -> None:
@@ -275,12 +268,12 @@ class _Planning:
             except InvalidRequestError as error:
                 if self._defined.teams is None:
                     error.field = "servers"
-                self.made.refusals.append(error)
+                self.refusals.append(error)
                 self._say("~", f"{error}: refused")
         lines = list(team_views.difference(before, after))
-        self.made.lines += lines
+        self.lines += lines
         if after != before:
-            self.made.changes.append(TeamsChanged(after, self._now, bounded(lines)))
+            self.changes.append(TeamsChanged(after, self._now, bounded(lines)))
 
     # ---- [[maintenance]] ----
 
@@ -314,10 +307,10 @@ class _Planning:
         # One change for each new window: its number is never given again.
         for count in range(1, len(new) + 1):
             found = maintenance_windows.replaced(self._cluster, [*others, *kept, *new[:count]], self._now)
-            self.made.changes.append(found if count == len(new) else replace(found, lines=()))
+            self.changes.append(found if count == len(new) else replace(found, lines=()))
         if left and not new:
             found = maintenance_windows.replaced(self._cluster, [*others, *kept], self._now)
-            self.made.changes.append(found)
+            self.changes.append(found)
 
 
 _SERVER_KEYS = {"id": "server_id"} | {

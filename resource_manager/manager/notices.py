@@ -16,14 +16,13 @@ from resource_manager.manager.results import Summary
 def notices_of(summary: Summary, path: Path | None, diff: Callable[[ClusterForm], ClusterDiff]) -> list[str]:
     """Return what the summary says of a wrong configuration, and a notice if the file at `path` differs."""
     found = [wrong] if (wrong := summary.get("misconfigured")) else []
-    return found if path is None else found + _file_notice(path, diff)
-
-
-def _file_notice(path: Path, diff: Callable[[ClusterForm], ClusterDiff]) -> list[str]:
+    if path is None:
+        return found
     try:
-        lines = len(diff(ClusterFiles([path]).form)["lines"])
+        if lines := len(diff(ClusterFiles([path]).form)["lines"]):
+            found.append(f"{path.name} differs ({counted(lines, 'line')}): gpu-manager diff")
     except ClusterFileError as error:
-        return [str(error)]
+        found.append(str(error))
     except ResourceManagerError as error:  # it is refused, or a service does not let this caller compare
-        return [f"{path.name} cannot be compared: {error}"]
-    return [f"{path.name} differs ({counted(lines, 'line')}): gpu-manager diff"] if lines else []
+        found.append(f"{path.name} cannot be compared: {error}")
+    return found

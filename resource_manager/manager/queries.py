@@ -112,7 +112,9 @@ class Queries:
 
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
-        return self._commits.read(lambda cluster, now: self._status_in(cluster, lease_id, now))
+        return self._commits.read(
+            lambda cluster, now: status_in(self._commits, cluster, lease_id, now, self._entries.entry)
+        )
 
     def named(
         self,
@@ -134,9 +136,7 @@ class Queries:
             entry = find(cluster, name, pending=pending, fencing_token=fencing_token, owner=owner)
             if isinstance(entry, Lease):
                 return serializers.allocation(cluster, entry)
-            found = self._status_in(cluster, entry.lease_id, now)
-            assert found is not None
-            return found
+            return self._entries.entry(cluster, entry.lease_id, self._commits.explaining(cluster, now))
 
         return self._commits.read(view)
 
@@ -335,9 +335,6 @@ class Queries:
     def inventory(self) -> tuple[Node, ...]:
         """The servers of this process's replica, without those that left."""
         return self._commits.peek_replica(lambda cluster, now: cluster.inventory)
-
-    def _status_in(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
-        return status_in(self._commits, cluster, lease_id, now, self._entries.entry)
 
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         entries = serializers.queue(cluster, self._commits.explaining(cluster, now))

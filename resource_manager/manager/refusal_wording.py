@@ -62,7 +62,7 @@ def lock_busy(waited_s: float) -> Refusal:
 
 def no_servers() -> Refusal:
     """Return the refusal of every request while the store has no cluster."""
-    return refusal_of(Grounds(RefusalKind.MISCONFIGURED, (refusal.Misconfigured(NO_SERVERS),)))
+    return refusal_of(refusal.misconfigured(NO_SERVERS))
 
 
 def detail_of(why: Grounds | Fact | None) -> str:

@@ -102,12 +102,16 @@ class StateMarks:
                 return
             self._known, self._seen_by = taken, ""
             for file in self._files:
-                error = _write(file, str(taken))
-                if error is None:
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(file, 0o600) as stream:
+                        stream.write(str(taken))
+                except OSError as error:
+                    if file not in self._unwritten:
+                        self._unwritten.add(file)
+                        logger.warning("no mark of the state is kept in %s: %s", file, error)
+                else:
                     self._unwritten.discard(file)
-                elif file not in self._unwritten:
-                    self._unwritten.add(file)
-                    logger.warning("no mark of the state is kept in %s: %s", file, error)
 
     def _close_instead(self) -> None:
         """Close the servers of the state in the place of this process's own, if it lacks the mark."""
@@ -129,13 +133,3 @@ def _read(file: Path) -> str | None:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _write(file: Path, text: str) -> OSError | None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, 0o600) as stream:
-            stream.write(text)
-    except OSError as error:
-        return error
-    return None
