@@ -175,6 +175,7 @@ class Administration:
         A server that waits for its search after a restore opens if each has its lease, else its reason names
         the others.
         """
+
         def step(cluster: ClusterState, name: str, now: float) -> list[Change]:
             state = cluster.node(name)
             drained = state.drained

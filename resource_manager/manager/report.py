@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.cluster_file.durations import Seconds
 from resource_manager.manager.demand import complaint, in_words
 from resource_manager.scheduling.accounting.gpu_hours import (
     CATEGORIES,
@@ -41,9 +41,7 @@ class ReportQuery(BaseModel, extra="forbid"):
     by: Annotated[list[Key], BeforeValidator(_listed), Field(min_length=1, max_length=5)] = Field(
         default=["team"], description="Keys to group by: team, user, dag, gpu_type, source."
     )
-    since: Annotated[Duration, Field(gt=0)] = Field(
-        default=30 * DAY_S, description="How far back, in seconds or as 45min, 12h, 30d."
-    )
+    since: Seconds = Field(default=30 * DAY_S, description="How far back, in seconds or as 45min, 12h, 30d.")
 
     @classmethod
     def of(cls, by: Sequence[str], since: float | str) -> Self:

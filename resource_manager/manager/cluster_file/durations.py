@@ -40,3 +40,4 @@ def as_seconds(value: object) -> object:
 Duration = Annotated[
     float, BeforeValidator(as_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)
 ]
+Seconds = Annotated[Duration, Field(gt=0)]

@@ -12,19 +12,19 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, 
 from resource_manager.core.models import MAX_PRIORITY, Node
 from resource_manager.core.teams import Teams
 from resource_manager.errors import SettingsError
-from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.cluster_file.durations import Duration, Seconds
 from resource_manager.manager.cluster_file.notice_tables import NoticeTable
 from resource_manager.manager.cluster_file.servers import Confine, Server, WritablePath, nodes_of
 from resource_manager.manager.cluster_file.sign_on import SignOnSection
-from resource_manager.manager.cluster_file.team_tables import TeamsTable
+from resource_manager.manager.cluster_file.team_tables import Percent, TeamsTable
 from resource_manager.manager.demand import in_words
 from resource_manager.manager.demand_fields import Name
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.plurals import one_of
 from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, ORDERS
 
-Seconds = Annotated[Duration, Field(gt=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 HealthAction = Literal["ignore", "note", "close after lease", "close now", "close server"]
 Condition = Annotated[str, Field(min_length=1, max_length=250, pattern="^[^;]*$")]
 Sentence = Annotated[str, Field(max_length=250)]
@@ -46,16 +46,12 @@ class ClusterSection(BaseModel, extra="forbid", strict=True):
         description="price: a request with a utility waits, although it fits, until its utility covers the "
         "price of its resources, which grows with their use.",
     )
-    price_low: float | None = Field(
+    price_low: Rate | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
         description="admission price: utility an hour for all of one resource of an idle server.",
     )
-    price_high: float | None = Field(
+    price_high: Rate | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
         description="admission price: utility an hour for all of one resource of a full server.",
     )
     min_gpus: int | None = Field(
@@ -101,10 +97,8 @@ class ClusterSection(BaseModel, extra="forbid", strict=True):
         default="avoid",
         description="avoid: a GPU with a process that belongs to no lease there takes no new leases.",
     )
-    idle_below: float = Field(
+    idle_below: Percent = Field(
         default=DEFAULTS.idle_below,
-        ge=0,
-        le=100,
         description="Utilization in percent below which a GPU of a lease counts as idle.",
     )
     idle_after: Seconds = Field(

@@ -244,19 +244,14 @@ def nodes_of(servers: Sequence[Server]) -> tuple[Node, ...]:
             name = server.name.replace("{id}", str(server_id))
             listed = server.gpu_list()
             pinned = [gpu.uuid for gpu in listed if gpu.uuid]
-            reason = (
-                f"server name {name!r} is used twice"
-                if name in names
-                else f"server id {server_id} is used twice"
-                if server_id in ids
-                else f"a GPU id of {name!r} is used twice"
-                if len({gpu.gpu_id for gpu in listed}) != len(listed)
-                else f"a GPU's UUID of {name!r} is used twice"
-                if len(set(pinned)) != len(pinned) or not uuids.isdisjoint(pinned)
-                else ""
-            )
-            if reason:
-                raise InvalidRequestError("{}", reason, field=f"servers.{position}")
+            is_twice = {
+                f"server name {name!r}": name in names,
+                f"server id {server_id}": server_id in ids,
+                f"a GPU id of {name!r}": len({gpu.gpu_id for gpu in listed}) != len(listed),
+                f"a GPU's UUID of {name!r}": len({*pinned}) != len(pinned) or not uuids.isdisjoint(pinned),
+            }
+            if what := next((what for what, twice in is_twice.items() if twice), ""):
+                raise InvalidRequestError("{} is used twice", what, field=f"servers.{position}")
             names.add(name)
             ids.add(server_id)
             uuids.update(pinned)

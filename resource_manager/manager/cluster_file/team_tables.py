@@ -16,7 +16,7 @@ from resource_manager.core.teams import (
     Team,
     Teams,
 )
-from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.cluster_file.durations import Duration, Seconds
 from resource_manager.manager.demand_fields import Name
 
 MAX_TEAMS = 10_000
@@ -27,6 +27,7 @@ Gpus = (
 )
 UnixUser = Annotated[str, Field(max_length=32, pattern=r"^([a-z_][a-z0-9_-]*)?$")]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 class TeamTable(BaseModel, extra="forbid", strict=True):
@@ -38,7 +39,7 @@ class TeamTable(BaseModel, extra="forbid", strict=True):
     limit: Gpus | None = Field(default=None, description="GPUs the team may hold at most.")
     weight: Weight = Field(default=1.0, description="Share of what no guarantee needs.")
     parent: Name | None = Field(default=None, description="The team above: its numbers bound this one too.")
-    max_runtime: Annotated[Duration, Field(gt=0)] | None = Field(
+    max_runtime: Seconds | None = Field(
         default=None, description="Longest runtime of the team's jobs: seconds, or 45s, 10min, 12h, 3d."
     )
     max_gpus_per_owner: Gpus | None = Field(
@@ -47,10 +48,10 @@ class TeamTable(BaseModel, extra="forbid", strict=True):
     min_runtime: Duration | None = Field(
         default=None, description="Time after its start in which the team's leases are not preempted."
     )
-    idle_below: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+    idle_below: Percent | None = Field(
         default=None, description="Utilization in percent below which a GPU of the team's leases is idle."
     )
-    idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
+    idle_after: Seconds | None = Field(
         default=None, description="Time for which the team's leases may be idle without a warning."
     )
     idle_action: Literal["warn", "release"] | None = Field(
@@ -87,9 +88,7 @@ class TeamsTable(BaseModel, extra="forbid", strict=True):
     preemption_delay: Duration = Field(
         default=PREEMPTION_DELAY_S, description="Time that a request waits before it preempts."
     )
-    half_life: Annotated[Duration, Field(gt=0)] = Field(
-        default=HALF_LIFE_S, description="Time in which past use counts half."
-    )
+    half_life: Seconds = Field(default=HALF_LIFE_S, description="Time in which past use counts half.")
     gpu_weights: dict[Name, Weight] = Field(
         default_factory=dict, description="Weight of a type of GPU in past use; 1 if not named."
     )

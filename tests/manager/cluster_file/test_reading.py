@@ -105,6 +105,7 @@ def test_a_section_that_is_empty_says_nothing_and_is_named(tmp_path: Path, secti
         ([SIGN_ON.replace('["openid"]', "[]")], "0.toml:4:1: sign_on.scopes: must contain openid"),
         ([SERVERS.replace("gpus = 2", "gpus = true")], "0.toml:3:1: servers.0.gpus: must be a valid integer"),
         (["[cluster]\nidle_below = true\n"], "0.toml:2:1: cluster.idle_below: must be a valid number"),
+        (["[cluster]\nidle_below = nan\n"], "0.toml:2:1: cluster.idle_below: must be a finite number"),
         (
             ["[cluster]\nwritable = '/data'\n"],
             "0.toml:2:1: cluster.writable: must be a valid list, got '/data'",
