@@ -19,7 +19,7 @@ from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
-from resource_manager.manager.requests import checked, is_repeat, request_of
+from resource_manager.manager.requests import is_repeat, request_of
 from resource_manager.manager.results import Allocation, Submission
 from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.scheduling import allocator
@@ -89,7 +89,7 @@ class Grants:
         return self._explained([request], self._allocate([request], serializers.allocation, once))[0]
 
     def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Dumpable | Request], *, once: Once | None = None
+        self, requests: Iterable[Mapping[str, Any] | Dumpable], *, once: Once | None = None
     ) -> list[Allocation | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None.
 
@@ -116,10 +116,8 @@ class Grants:
                     once.repeated = once.repeated or of_part.repeated
         return self._explained(asked, answers)
 
-    def _item(self, number: int, item: Mapping[str, Any] | Dumpable | Request) -> Request:
+    def _item(self, number: int, item: Mapping[str, Any] | Dumpable) -> Request:
         try:
-            if isinstance(item, Request):
-                return checked(item)
             if isinstance(item, Mapping):
                 return request_of(self._commits, **item)
             return request_of(self._commits, item)

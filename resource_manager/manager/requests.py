@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,7 +15,6 @@ from resource_manager import errors
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
 from resource_manager.core.models import (
-    MAX_PRIORITY,
     MILLI_PER_GPU,
     Link,
     Request,
@@ -129,7 +127,7 @@ def build_request(
             deadline_at=_deadline_at(demand, now),
             **_given(demand),
         )
-        return request if _is_plain(request) else checked(request)
+        return request if _is_plain(request) else _checked(request)
     except errors.InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand.names})
         raise
@@ -237,7 +235,7 @@ def _check_priority(cluster: ClusterState, demand: Demand) -> None:
 
 
 def _is_plain(request: Request) -> bool:
-    """Return True for a demand's request that `checked` would only copy, as most are.
+    """Return True for a request that `_checked` would only copy, as most are.
 
     Its names are short, of visible ASCII characters, and it has neither lists nor mappings besides the CPUs.
     """
@@ -245,7 +243,7 @@ def _is_plain(request: Request) -> bool:
     return not is_more and all(map(_PLAIN, _names_in(request)))
 
 
-def checked(request: Request) -> Request:
+def _checked(request: Request) -> Request:
     """Return the request as it is read back; raises `InvalidRequestError` if it must not be stored.
 
     A request that other processes could not read would lock all of them out of the state, and a name must
@@ -264,15 +262,7 @@ def checked(request: Request) -> Request:
         raise errors.InvalidRequestError(
             "{labels} may not have job=stored: it says that a job came with the request", field="labels"
         )
-    runtime_s = request.expected_runtime_s
-    if runtime_s is not None and not 0 < runtime_s < math.inf:
-        raise errors.InvalidRequestError(
-            "{expected_runtime_s} must be a finite number above 0, got {}", runtime_s
-        )
-    stored = as_stored(request)
-    if abs(stored.priority) > MAX_PRIORITY:
-        raise errors.InvalidRequestError("{priority} must be between {} and {}", -MAX_PRIORITY, MAX_PRIORITY)
-    return stored
+    return as_stored(request)
 
 
 def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:

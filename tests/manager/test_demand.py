@@ -21,7 +21,7 @@ from resource_manager.core.models import Gpu, Link, Node, Spread, TypeChoice
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
-from resource_manager.manager.requests import build_request, checked, gpu_range
+from resource_manager.manager.requests import _checked, build_request, gpu_range
 from resource_manager.rest.schemas import ExplainQuery
 from tests.builders import granted_lease, nodes, redefine
 from tests.redis_server import RedisServer
@@ -275,7 +275,7 @@ def test_a_request_of_a_demand_is_as_it_will_be_read_back(**demand: Any) -> None
             request = manager.read(lambda cluster, now: build_request(Demand.of(**demand), cluster))
         except InvalidRequestError:
             return
-        assert checked(request) == request
+        assert _checked(request) == request
 
 
 def test_the_longest_names_that_are_not_converted_are_below_the_limit_of_a_request() -> None:
@@ -283,7 +283,7 @@ def test_the_longest_names_that_are_not_converted_are_below_the_limit_of_a_reque
     with GPUResourceManager.from_url("memory://") as manager:
         demand = Demand.of('"' * 1000, 2, 1, **quotes, nodes=2)  # type: ignore[arg-type]
         request = manager.read(lambda cluster, now: build_request(demand, cluster))
-    assert checked(request) == request
+    assert _checked(request) == request
 
 
 def test_numbers_of_numpy_are_numbers_and_its_truth_values_none() -> None:

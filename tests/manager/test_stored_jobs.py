@@ -10,7 +10,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.models import RUNS_JOBS, JobPlace, Request
+from resource_manager.core.models import RUNS_JOBS, JobPlace
 from resource_manager.errors import CorruptStateError, DuplicateTaskError, InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import JobExit, StoredJobs
@@ -60,7 +60,6 @@ def test_no_caller_states_that_a_job_came_with_a_request(store: MemoryStore) -> 
         lambda: manager.submit("t", 2, job=JOB, labels=stated),
         lambda: manager.try_allocate("t", 2, labels=stated),
         lambda: manager.try_allocate_batch([{"lease_id": "t", "gpus": 2, "labels": stated}]),
-        lambda: manager.try_allocate_batch([Request("t", 2, labels=stated)]),
         lambda: manager.announce("t", 2, labels=stated),
     ]
     for way in ways:
