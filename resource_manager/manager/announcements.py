@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from resource_manager.core.announced import (
     ANNOUNCED_FOR_S,
@@ -21,13 +21,11 @@ from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.demand import Demand, DemandArguments
 from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.queue_view import QueueView
 from resource_manager.manager.requests import request_of
 from resource_manager.manager.results import ComingDemand
-
-if TYPE_CHECKING:
-    from resource_manager.manager.demand import DemandArguments
 
 MAX_COPIES = 1_000_000
 
@@ -62,7 +60,7 @@ class Announcements:
         gives way to another's. What is announced already stays unchanged. Raises as `submit` does for
         numbers outside the limits.
         """
-        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+        request = request_of(self._commits, Demand.of(lease_id, gpus, cpus, prefer_server, **options))
         check_names({"after": after})
         if len(after) > MAX_AFTER or not 0 <= copies <= MAX_COPIES:
             text = "{after} may have {} ids and {copies} must be from 0 to {:,}, got {} and {:,}"

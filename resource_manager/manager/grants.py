@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from resource_manager import errors
 from resource_manager.core.changes import Change
@@ -16,6 +16,7 @@ from resource_manager.core.refusal import Grounds, RefusalKind, recovering, wind
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.demand import Demand, DemandArguments
 from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
@@ -25,9 +26,6 @@ from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage.once import Once
-
-if TYPE_CHECKING:
-    from resource_manager.manager.demand import DemandArguments
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class Grants:
         servers, and `StoreError` if the store is unavailable.
         """
         try:
-            request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+            request = request_of(self._commits, Demand.of(lease_id, gpus, cpus, prefer_server, **options))
         except errors.NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
@@ -82,7 +80,7 @@ class Grants:
         the lease of the first call, or `AlreadyDoneError` if that has ended.
         """
         try:
-            request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+            request = request_of(self._commits, Demand.of(lease_id, gpus, cpus, prefer_server, **options))
         except errors.NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
@@ -118,9 +116,8 @@ class Grants:
 
     def _item(self, number: int, item: Mapping[str, Any] | Dumpable) -> Request:
         try:
-            if isinstance(item, Mapping):
-                return request_of(self._commits, **item)
-            return request_of(self._commits, item)
+            demand = Demand.of(**item) if isinstance(item, Mapping) else Demand.of(item)
+            return request_of(self._commits, demand)
         except errors.InvalidRequestError as error:
             if first := error.words.first:
                 error.rename({first: f"requests.{number}.{first}"})
@@ -146,7 +143,7 @@ class Grants:
         with another job it is a `DuplicateTaskError`. Raises as `allocate_resources` does, and
         `LockTimeoutError`.
         """
-        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+        request = request_of(self._commits, Demand.of(lease_id, gpus, cpus, prefer_server, **options))
         rows = []
         if job is not None:
             required = {**request.labels_required, **RUNS_JOBS}

@@ -27,6 +27,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.asking import asking, user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.demand import Demand, DemandArguments
 from resource_manager.manager.forecasts import Forecasts, kept_record
 from resource_manager.manager.queue_view import QueueView, SharedEntries, for_a_while
 from resource_manager.manager.recorded_changes import recorded
@@ -54,7 +55,6 @@ from resource_manager.storage import Store, codec
 
 if TYPE_CHECKING:
     from resource_manager.manager import slurm_jobs
-    from resource_manager.manager.demand import DemandArguments
     from resource_manager.manager.report import Accounts, Report
 else:  # few commands make a report
     slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
@@ -219,7 +219,8 @@ class Queries:
         **options: Unpack[DemandArguments],
     ) -> Explanation:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, any_priority=True, **options)
+        demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
+        request = request_of(self._commits, demand, any_priority=True)
         return self._queue.read(lambda cluster, now: self._explanation_in(cluster, now, request))
 
     def explain_named(self, name: str) -> Explanation:

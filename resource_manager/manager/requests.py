@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Unpack
+from typing import Any
 
 from resource_manager import errors
 from resource_manager.core.cluster import ClusterState
@@ -23,11 +23,10 @@ from resource_manager.core.models import (
     Utility,
     has_stored_job,
 )
-from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asking
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.demand import Demand, DemandArguments
+from resource_manager.manager.demand import Demand
 from resource_manager.manager.request_words import describe
 from resource_manager.storage.codec import as_stored
 from resource_manager.words import Words
@@ -68,21 +67,11 @@ _KINDS: dict[str, Callable[[Any], object]] = {
 """Fields whose values a `Request` has as another type."""
 
 
-def request_of(
-    commits: Transactions,
-    lease_id: Dumpable | str | None = None,
-    gpus: int | None = None,
-    cpus: int | None = None,
-    prefer_server: int | str | None = None,
-    *,
-    any_priority: bool = False,
-    **options: Unpack[DemandArguments],
-) -> Request:
-    """Return the request of a `Demand`, or of its fields, on the servers of the replica.
+def request_of(commits: Transactions, demand: Demand, *, any_priority: bool = False) -> Request:
+    """Return the request of a demand on the servers of the replica.
 
     With `any_priority` also one that only an operator may make.
     """
-    demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
     who = asking()
     is_operator = any_priority or (who is not None and who.is_operator)
 
