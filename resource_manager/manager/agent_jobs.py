@@ -107,9 +107,8 @@ class AgentJobCommands:
     def order_job(self, server: str, key: str, order: Mapping[str, Any], *, owner: str | None = None) -> str:
         """Tell the agent of a server what to do with the job of a lease there; return the order's number.
 
-        Later orders have greater numbers.
-        `order` is as `check_order` wants it. Raises `LeaseNotFoundError` if no lease
-        has that job, `OtherOwnerError`, and `TooManyJobsError`, but not for the end of a job that was placed.
+        Later orders have greater numbers. `order` is as `check_order` wants it. Raises `OtherOwnerError`,
+        `LeaseNotFoundError` if no lease has that job, and `TooManyJobsError`, but not to end a placed job.
         """
         check_order(order)
         lease = self._lease_of_job(server, key)
@@ -196,15 +195,15 @@ def check_order(order: Mapping[str, Any]) -> None:
     """
     want, spec = order.get("want"), order.get("spec")
     if want not in ORDERS:
-        raise InvalidRequestError("{want} must be one of {}", ", ".join(ORDERS), field="want")
+        raise InvalidRequestError("{want} must be one of {}", ", ".join(ORDERS))
     if order.keys() - {"want", "grace_s", "signal", "spec"} or (want in STARTS) != isinstance(spec, Mapping):
         raise InvalidRequestError(
-            "{order} may have want, grace_s and signal, and to {} a spec", " or ".join(STARTS), field="order"
+            "{order} may have want, grace_s and signal, and to {} a spec", " or ".join(STARTS)
         )
     if not _is_number(order.get("grace_s", 0), MAX_GRACE_S):
-        raise InvalidRequestError("{grace_s} must be 0 to {:,} seconds", MAX_GRACE_S, field="grace_s")
+        raise InvalidRequestError("{grace_s} must be 0 to {:,} seconds", MAX_GRACE_S)
     if order.get("signal", "TERM") not in SIGNALS:
-        raise InvalidRequestError("{signal} must be one of {}", ", ".join(SIGNALS), field="signal")
+        raise InvalidRequestError("{signal} must be one of {}", ", ".join(SIGNALS))
     if isinstance(spec, Mapping):
         check_job({"command": spec.get("command"), "env": spec.get("environment")})
         files = spec.get("files", {})
@@ -213,9 +212,7 @@ def check_order(order: Mapping[str, Any]) -> None:
         )
         port = spec.get("port", 0)
         if not are_texts or not isinstance(port, int) or not _is_number(port, 65535):
-            raise InvalidRequestError(
-                "{spec} may have files, texts by the names of variables, and a port", field="spec"
-            )
+            raise InvalidRequestError("{spec} may have files, texts by the names of variables, and a port")
 
 
 def _is_number(value: object, most: int) -> bool:

@@ -60,7 +60,7 @@ class Commands:
         end = _job_end(job_end, reason)
         check_text(outcome=outcome, reason=reason)
         if result is not None and fencing_token is None:
-            raise errors.InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
+            raise errors.InvalidRequestError("{result} needs {fencing_token} beside it")
         return self._release(
             lease_id,
             lambda cluster, now: lease_steps.release(
@@ -264,15 +264,10 @@ class Commands:
             held.clear()
             changes: list[Change] = []
             for each in renewals:
-                token, saved_at = each["fencing_token"], each.get("checkpoint_at")
+                lease_id, token, saved_at = each["task_id"], each["fencing_token"], each.get("checkpoint_at")
                 try:
                     renewed = lease_steps.renew(
-                        cluster,
-                        each["task_id"],
-                        now,
-                        fencing_token=token,
-                        owner=owner,
-                        checkpoint_at=saved_at,
+                        cluster, lease_id, now, fencing_token=token, owner=owner, checkpoint_at=saved_at
                     )
                 except (errors.LeaseNotFoundError, errors.OtherOwnerError):
                     held.append(False)

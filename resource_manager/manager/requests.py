@@ -249,7 +249,7 @@ def _checked(request: Request) -> Request:
     check_names({**single, **several})
     if has_stored_job(request.labels):
         raise errors.InvalidRequestError(
-            "{labels} may not have job=stored: it says that a job came with the request", field="labels"
+            "{labels} may not have job=stored: it says that a job came with the request"
         )
     return as_stored(request)
 

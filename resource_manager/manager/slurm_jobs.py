@@ -47,12 +47,12 @@ def _check(jobs: Sequence[SlurmJob]) -> None:
         check_names({"jobs": [*texts, *chain.from_iterable(job["labels"].items())]})
         times = (job["begins_at"], job["submitted_at"], job["started_at"], job["ended_at"])
         if not (0 <= job["gpus"] <= MAX_COUNT and 0 <= job["nodes"] <= MAX_COUNT):
-            raise InvalidRequestError("{jobs}: gpus and nodes must be 0 to {:,}", MAX_COUNT, field="jobs")
+            raise InvalidRequestError("{jobs}: gpus and nodes must be 0 to {:,}", MAX_COUNT)
         if abs(job["exit_code"] or 0) > MAX_EXIT_CODE:
-            text = "{jobs}: exit_code must be {:,} to {:,}"
-            raise InvalidRequestError(text, -MAX_EXIT_CODE, MAX_EXIT_CODE, field="jobs")
+            most = MAX_EXIT_CODE
+            raise InvalidRequestError("{jobs}: exit_code must be {:,} to {:,}", -most, most)
         if not all(at is None or 0 <= at <= MAX_TIME_S for at in times):
-            raise InvalidRequestError("{jobs}: times must be 0 to {:g} seconds", MAX_TIME_S, field="jobs")
+            raise InvalidRequestError("{jobs}: times must be 0 to {:g} seconds", MAX_TIME_S)
 
 
 def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
@@ -65,7 +65,7 @@ def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
             names = [name for name in names if f"{INDEX}{name}" in live]
         if len(names) >= MAX_CLUSTERS:
             text = "{cluster}: jobs of {} clusters are kept already, as many as can be at once"
-            raise InvalidRequestError(text, MAX_CLUSTERS, field="cluster")
+            raise InvalidRequestError(text, MAX_CLUSTERS)
     if cluster not in names or not store.reports.reports([INDEX]):
         index = json.dumps([*dict.fromkeys([*names, cluster])]).encode()
         store.reports.put(INDEX, index, index, INDEX_EVERY_S)

@@ -119,16 +119,14 @@ class StoredJobs:
         try:
             plain = json.dumps(job, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError("{job} cannot be stored: {}", error, field="job") from None
+            raise InvalidRequestError("{job} cannot be stored: {}", error) from None
         size = len(plain.encode())
         if size > MAX_JOB_BYTES:
-            raise InvalidRequestError(
-                "{job} has {:,} bytes, at most {:,} are stored with a request: put what is long into a "
-                "file on the servers",
-                size,
-                MAX_JOB_BYTES,
-                field="job",
+            text = (
+                "{job} has {:,} bytes, at most {:,} are stored with a request: put what is long into a file "
+                "on the servers"
             )
+            raise InvalidRequestError(text, size, MAX_JOB_BYTES)
         check_job(job)
         self._check_room(owner, size)
         return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, owner, job]), LIVE_S)
@@ -221,7 +219,7 @@ class StoredJobs:
         text = self._sealed(["order", key, order])
         if len(text) > 2 * MAX_JOB_BYTES:
             raise InvalidRequestError(
-                "{job} has {:,} bytes, at most {:,} are stored", len(text), 2 * MAX_JOB_BYTES, field="job"
+                "{job} has {:,} bytes, at most {:,} are stored", len(text), 2 * MAX_JOB_BYTES
             )
         if needs_room:
             before = self._store.texts([order_name(key)]).get(order_name(key), "")
@@ -338,19 +336,17 @@ os.register_at_fork(after_in_child=_in_forked_child)
 def check_job(job: Mapping[str, Any]) -> None:
     """Raise `InvalidRequestError` for what no agent can run: it has a `command`, and may have an `env`."""
     if job.get("image") or job.get("container"):
-        raise InvalidRequestError(
-            "{job} has an image, and agents run none: use launcher='docker' in a task", field="job"
-        )
+        raise InvalidRequestError("{job} has an image, and agents run none: use launcher='docker' in a task")
     if job.get("launcher") not in (None, "", "agent") or job.keys() - JOB_FIELDS:
-        raise InvalidRequestError("{job} may have {} only", ", ".join(sorted(JOB_FIELDS)), field="job")
+        raise InvalidRequestError("{job} may have {} only", ", ".join(sorted(JOB_FIELDS)))
     command, env = job.get("command"), job.get("env", {})
     if not isinstance(command, list | tuple) or not command or not all(map(_is_word, command)):
-        raise InvalidRequestError("{job}: command must be a list of texts, the first a program", field="job")
+        raise InvalidRequestError("{job}: command must be a list of texts, the first a program")
     if not isinstance(env, Mapping) or not all(
         _is_word(name) and name and not {"=", "\n"} & {*name} and _is_word(value)
         for name, value in env.items()
     ):
-        raise InvalidRequestError("{job}: env must have texts by the names of variables", field="job")
+        raise InvalidRequestError("{job}: env must have texts by the names of variables")
 
 
 def _is_word(value: object) -> bool:

@@ -41,11 +41,10 @@ class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
     `by` names who asked for it, nobody if empty. `reference` is what the store keeps under its idempotency
-    key, as JSON; `stored` is what the store had under its idempotency key, if
-    the change had been made before. `may_retry` says of a step without changes if it may be decided again in
-    a later group; a state of at most `max_age_s` is new enough to decide that there are none. `jobs` are
-    stored with its changes, if it makes any. `turn` wakes
-    the caller, who sleeps on it; `gone` tells that the caller is not there any more.
+    key, as JSON; `stored` is what it had there if the change had been made before. `may_retry` says of a step
+    without changes if it may be decided again in a later group; a state of at most `max_age_s` is new enough
+    to decide that there are none. `jobs` are stored with its changes, if it makes any. `turn` wakes the
+    caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
     step: Step
