@@ -213,9 +213,7 @@ class Demand(BaseModel, extra="forbid", frozen=True, defer_build=True):
     def _no_other_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name, its in _NO_RESOURCES.items():
             if name in value:
-                raise PydanticCustomError(
-                    "own_field", "has {name}, which {its} own: {name}", {"name": name, "its": its}
-                )
+                raise ValueError(f"has {name}, which {its} own: {name}")
         return value
 
     @model_validator(mode="wrap")

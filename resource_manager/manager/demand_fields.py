@@ -37,7 +37,7 @@ def _whole(value: object, info: ValidationInfo) -> object:
 
 def _number(value: object) -> object:
     if isinstance(value, bool):
-        raise PydanticCustomError("number", "must be a number, got {got}", {"got": repr(value)})
+        raise ValueError(f"must be a number, got {value}")
     return value
 
 
@@ -49,8 +49,8 @@ def pairs_of(value: object, info: ValidationInfo) -> object:
     for item in value:
         name, equals, text = str(item).partition("=")
         if not name or not equals or name in found:
-            wrong = "names {got} twice" if name in found else "must be NAME=VALUE, got {got}"
-            raise PydanticCustomError("pairs", wrong, {"got": f"{item!r:.100}"})
+            got = f"{item!r:.100}"
+            raise ValueError(f"names {got} twice" if name in found else f"must be NAME=VALUE, got {got}")
         found[name] = _amount(text) if info.field_name == "resources" else text
     return found
 
@@ -63,12 +63,7 @@ def _amount(text: str) -> object:
 
 
 def gpu_memory_of(value: object) -> object:
-    if value == "":
-        return value
-    try:
-        return as_gpu_memory(str(value))
-    except ValueError as error:
-        raise PydanticCustomError("gpu_memory", "{reason}", {"reason": str(error)}) from None
+    return value if value == "" else as_gpu_memory(str(value))
 
 
 def deadline_of(value: object) -> object:
@@ -79,15 +74,13 @@ def deadline_of(value: object) -> object:
             at = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
     if isinstance(at, datetime) and at.tzinfo is not None and 1970 <= at.year < 9999:  # in UTC, too
         return at
-    with suppress(PydanticCustomError):
+    with suppress(ValueError):
         seconds = as_seconds(value)
         if isinstance(seconds, int | float) and seconds is not True and 0 < seconds <= MAX_DURATION_S:
             return float(seconds)
-    raise PydanticCustomError(
-        "deadline",
-        "must be a duration of 10 years at most, such as 6h, or a time with its zone, of the "
-        "years 1970 to 9998, such as 2030-01-31T18:00+01:00, got {got}",
-        {"got": shown(value)},
+    raise ValueError(
+        "must be a duration of 10 years at most, such as 6h, or a time with its zone, of the years 1970 to "
+        f"9998, such as 2030-01-31T18:00+01:00, got {shown(value)}"
     )
 
 
@@ -101,7 +94,7 @@ def shown(value: object) -> str:
 
 def _one_label(value: object) -> object:
     if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
-        raise PydanticCustomError("one_label", "must name one label, got {got}", {"got": f"{value!r:.100}"})
+        raise ValueError(f"must name one label, got {value!r:.100}")
     return value
 
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _WORDS = {"sec": "s", "second": "s", "min": "min", "minute": "min", "hour": "h", "day": "d", "week": "w"}
@@ -29,12 +28,7 @@ def seconds_of(duration: float | str | timedelta) -> float:
 
 def as_seconds(value: object) -> object:
     """Return the seconds of a text or `timedelta`, and anything else as it is, for a field of seconds."""
-    if not isinstance(value, (str, timedelta, bool)):
-        return value
-    try:
-        return seconds_of(value)
-    except ValueError as error:
-        raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from None
+    return seconds_of(value) if isinstance(value, (str, timedelta, bool)) else value
 
 
 Duration = Annotated[
