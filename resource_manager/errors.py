@@ -166,9 +166,11 @@ class CapacityError(ResourceManagerError):
 class LeaseNotFoundError(ResourceManagerError):
     """No lease with that task id (and fencing token); `is_held`: there is one with another token."""
 
-    def __init__(self, lease_id: str, fencing_token: int | None = None, *, is_held: bool = False) -> None:
+    def __init__(
+        self, lease_id: str, fencing_token: int | None = None, *, is_held: bool = False, message: str = ""
+    ) -> None:
         suffix = "" if fencing_token is None else f" with fencing token {fencing_token}"
-        super().__init__(f"no live lease of task {lease_id!r}{suffix}")
+        super().__init__(message or f"no live lease of task {lease_id!r}{suffix}")
         self.lease_id = lease_id
         self.fencing_token = fencing_token
         self.is_held = is_held

@@ -70,9 +70,7 @@ def find(
     if fencing_token is None and named:
         hint = f": {name_of(named[0])} {'is a lease: release' if pending else 'waits: cancel'} ends it"
     what = "pending request" if pending else "lease" if pending is False else "lease or pending request"
-    error = LeaseNotFoundError(text)
-    error.args = (f"no {what} is called {short(text)!r}{hint}",)
-    raise error
+    raise LeaseNotFoundError(text, message=f"no {what} is called {short(text)!r}{hint}")
 
 
 def find_preferring_pending(cluster: ClusterState, text: str) -> Named:

@@ -37,6 +37,7 @@ ORDERS = (*STARTS, "terminate", "preempt", "stop")
 SIGNALS = ("TERM", "USR2")
 MAX_GRACE_S = 86400
 
+_NO_JOB = "no lease on {} has the job {}"
 
 UNKNOWN_RUN = {"state": "unknown"}
 """What is told of another's run: that the agent has it, so that nobody takes it for gone."""
@@ -113,7 +114,7 @@ class AgentJobCommands:
         check_order(order)
         lease = self._lease_of_job(server, key)
         if lease is None:
-            raise _no_job(server, key)
+            raise LeaseNotFoundError(key, message=_NO_JOB.format(server, key))
         request = lease.request
         if owner is not None and request.owner != owner:
             raise OtherOwnerError(request.lease_id, request.owner, owner)
@@ -139,7 +140,7 @@ class AgentJobCommands:
             return lease.request
         found = self.stored_jobs.result(lease_id, token_of_key(key)) if lease_id else None
         if found is None or {"server": server, "key": key} not in found["jobs"]:
-            raise _no_job(server, key)
+            raise LeaseNotFoundError(key, message=_NO_JOB.format(server, key))
         return found
 
     def agent_state(self, server: str) -> AgentState:
@@ -179,12 +180,6 @@ class AgentJobCommands:
         raise AgentSilentError(
             f"the agent of {server} sent no output of job {key} within {OUTPUT_TIMEOUT_S:g} s"
         )
-
-
-def _no_job(server: str, key: str) -> LeaseNotFoundError:
-    error = LeaseNotFoundError(key)
-    error.args = (f"no lease on {server} has the job {key}",)
-    return error
 
 
 def check_order(order: Mapping[str, Any]) -> None:

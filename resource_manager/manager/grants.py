@@ -175,9 +175,8 @@ class Grants:
             lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
         )
         if found is None:
-            raise errors.LeaseNotFoundError(
-                f"task {request.lease_id!r} was queued, and has ended or been cancelled since"
-            )
+            gone = f"task {request.lease_id!r} was queued, and has ended or been cancelled since"
+            raise errors.LeaseNotFoundError(request.lease_id, message=gone)
         return found
 
     def _allocate(

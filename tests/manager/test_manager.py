@@ -384,6 +384,22 @@ class TestQueue:
         assert status is not None
         assert status["server_id"] == 1
 
+    def test_a_request_that_is_cancelled_before_its_answer_names_its_task(
+        self, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for i in range(4):
+            manager.submit(f"run{i}", 8, 8)
+        explain = manager._commits.explain
+
+        def cancelled_before(reader: Any) -> Any:
+            manager.cancel("a")
+            return explain(reader)
+
+        monkeypatch.setattr(manager._commits, "explain", cancelled_before)
+        with pytest.raises(LeaseNotFoundError, match=r"^task 'a' was queued, and has ended") as caught:
+            manager.submit("a", 8, 8)
+        assert caught.value.lease_id == "a"
+
     def test_expiry_grants_to_pending_requests(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
             manager.submit(f"run{i}", 8, 8, ttl=10)
