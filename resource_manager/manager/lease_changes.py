@@ -46,19 +46,17 @@ def has_news(changes: LeaseChanges) -> bool:
 def since(commits: Transactions, store: Store, after: int, prefix: str) -> LeaseChanges:
     """Return what changed after a version of those whose ids begin with `prefix`, each as it is now."""
     version = commits.read(lambda cluster, now: cluster.version)
-    if version == after:
-        return _nothing(version)
     changes: list[Change] = []
     if 0 <= after < version <= after + MAX_CHANGES:
         changes = [change for at, change in store.history(after, version - after) if at <= version]
-    if len(changes) != version - after:
-        return commits.read(lambda cluster, now: _whole(cluster, version, prefix))
-    if not (noted := [change for change in changes if concerns_owners(change)]):
+    is_whole = len(changes) != version - after
+    noted = [change for change in changes if concerns_owners(change)]
+    if not (is_whole or noted):
         return _nothing(version)
 
     def view(cluster: ClusterState, now: float) -> LeaseChanges:
-        ids = sorted(each for each in _ids_of(cluster, noted) if each.startswith(prefix))
-        return _answer(cluster, version, ids, is_whole=False)
+        ids = (*cluster.leases, *cluster.pending) if is_whole else sorted(_ids_of(cluster, noted))
+        return _answer(cluster, version, [each for each in ids if each.startswith(prefix)], is_whole=is_whole)
 
     return commits.read(view)
 
@@ -72,11 +70,6 @@ def _ids_of(cluster: ClusterState, changes: Sequence[Change]) -> set[str]:
     if any(isinstance(change, GpuClosed) for change in changes):
         ids |= {lease.lease_id for lease in cluster.leases.values() if cluster.gpu_failure(lease) is not None}
     return ids
-
-
-def _whole(cluster: ClusterState, version: int, prefix: str) -> LeaseChanges:
-    known = (*cluster.leases, *cluster.pending)
-    return _answer(cluster, version, [each for each in known if each.startswith(prefix)], is_whole=True)
 
 
 def _answer(cluster: ClusterState, version: int, ids: Iterable[str], *, is_whole: bool) -> LeaseChanges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resource_manager.core.fit import UNSTATED
-from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Amount, Link, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Link, Request
 from resource_manager.core.names import short
 from resource_manager.manager.plurals import counted, plural
 
@@ -72,10 +72,6 @@ def amount_word(name: str, amount: Amount = 2) -> str:
 def label_words(request: Request) -> str:
     """Return the required labels as a phrase, such as `zone=a and rack=7`."""
     return " and ".join(f"{short(name)}={short(value)}" for name, value in request.labels_required.items())
-
-
-def runs_by_agent(request: Request) -> bool:
-    return RUNS_JOBS.items() <= request.labels_required.items()
 
 
 def gpu_word(request: Request, count: int) -> str:

@@ -22,7 +22,6 @@ from resource_manager.manager.request_words import (
     needed,
     of_island,
     parts_of,
-    runs_by_agent,
     unit_of,
     unstated_words,
     with_article,
@@ -107,7 +106,8 @@ def never_fits_words(fact: facts.NeverFits, request: Request) -> str:
                 hint = "set job_user of a server, or use gpu-manager run, which works over ssh"
                 return f"{who} agent that runs jobs: {hint}"
             labels = plural(len(request.labels_required), "label")
-            hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
+            by_agent = RUNS_JOBS.items() <= request.labels_required.items()
+            hint = ": a server with a job_user has it" if by_agent else ""
             if required is None:
                 return f"no server has {label_words(request)} as its {labels}{hint}"
             return f"{short(required)} lacks the {labels} {label_words(request)}{hint}"
