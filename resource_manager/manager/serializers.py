@@ -202,24 +202,21 @@ def coming(arrival: Arrival) -> results.ComingDemand:
         name = short(arrival.unknown)
         no_run = f"no earlier run of {name} is known"
         detail = f"it is unknown when {name} starts" if arrival.waits else no_run
-    return {
-        "task_id": request.lease_id,
-        "name": display_name(request.lease_id, request.labels),
-        "required_gpus": request.gpus,
-        "gpu_milli": request.gpu_milli,
-        "gpu_types": list(request.gpu_types),
-        "nodes": request.nodes,
-        "copies": announced.copies,
-        "team": request.team,
-        "owner": request.owner,
-        "priority": request.priority,
-        "labels": dict(request.labels),
-        "announced_at": announced.at,
-        "at": at,
-        "earliest": earliest,
-        "latest": latest,
-        "detail": detail,
-    }
+    return results.answer_of(
+        results.ComingDemand,
+        request,
+        task_id=request.lease_id,
+        name=display_name(request.lease_id, request.labels),
+        required_gpus=request.gpus,
+        gpu_types=list(request.gpu_types),
+        copies=announced.copies,
+        labels=dict(request.labels),
+        announced_at=announced.at,
+        at=at,
+        earliest=earliest,
+        latest=latest,
+        detail=detail,
+    )
 
 
 def gpus_required(demand: Mapping[str, Any]) -> str:

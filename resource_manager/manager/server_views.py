@@ -165,16 +165,14 @@ def _percent(used: float, total: float) -> str:
 def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
     """Return a server of the summary, with its GPUs and the leases on each."""
     state = cluster.node(name)
-    gpus: list[InventoryGpu] = [
-        {
-            "gpu_id": gpu.gpu_id,
-            "uuid": gpu.uuid,
-            "type": gpu.gpu_type,
-            "vendor": gpu.vendor,
-            "memory_mib": gpu.memory_mib,
-            "free_milli": state.gpu_free[gpu.gpu_id],
-            "task_ids": [lease.lease_id for lease in leases_on(state, gpu.gpu_id)],
-        }
+    gpus = [
+        answer_of(
+            InventoryGpu,
+            gpu,
+            type=gpu.gpu_type,
+            free_milli=state.gpu_free[gpu.gpu_id],
+            task_ids=[lease.lease_id for lease in leases_on(state, gpu.gpu_id)],
+        )
         for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
     ]
     return {

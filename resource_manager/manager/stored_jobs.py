@@ -152,9 +152,8 @@ class StoredJobs:
         """Return what the commit that releases the lease stores, with the end of a long last line."""
         lease_id, token = lease.lease_id, lease.fencing_token
         result: JobResult = {
-            "exit_code": ended["exit_code"],
+            **ended,
             "last_line": ended["last_line"][-MAX_LAST_LINE:],
-            "ended_at": ended["ended_at"],
             "owner": lease.request.owner,
             "team": lease.request.team,
             "fencing_token": token,

@@ -78,19 +78,17 @@ def view(cluster: ClusterState) -> TeamsView:
     asked: Counter[str] = Counter()
     for pending in cluster.pending.values():
         asked[ledger.of(pending.request).name] += milli_of(pending.request)
-    return {
-        "preemption": rules.preemption,
-        "min_runtime_s": rules.min_runtime_s,
-        "preemption_delay_s": rules.preemption_delay_s,
-        "half_life_s": rules.half_life_s,
-        "gpu_weights": dict(rules.gpu_weights),
-        "capacity": sum(len(node.gpus) for node in cluster.inventory),
-        "teams": [
+    return answer_of(
+        TeamsView,
+        rules,
+        gpu_weights=dict(rules.gpu_weights),
+        capacity=sum(len(node.gpus) for node in cluster.inventory),
+        teams=[
             _view(account, waiting[account.name], asked[account.name])
             for account in ledger.accounts.values()
             if account.name != UNNAMED or account.allocated or waiting[UNNAMED]
         ],
-    }
+    )
 
 
 def _view(account: Account, waiting: int, requested_gpus: int) -> TeamView:
