@@ -287,8 +287,6 @@ class Queries:
         """Return the rules of the teams, and what each holds."""
         return self._commits.read(lambda cluster, now: team_views.view(cluster))
 
-    # ---- maintenance ----
-
     def maintenance(self) -> list[cluster_results.WindowView]:
         """Return the maintenance windows, with what still runs on their servers."""
         return self._commits.read(maintenance_windows.view)

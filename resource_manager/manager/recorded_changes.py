@@ -77,11 +77,8 @@ def _newest_version(history: Callable[[int, int], Sequence[Recorded]], most: int
 
 def lease_of(change: Recorded) -> str:
     """Return the id of the lease or pending request that a change is about, empty if it is about none."""
-    if "lease" in change:
-        return str(change["lease"]["request"]["lease_id"])
-    if "request" in change:
-        return str(change["request"]["lease_id"])
-    return str(change.get("lease_id", ""))
+    entry = change.get("lease", change)
+    return str(entry.get("request", entry).get("lease_id", ""))
 
 
 def token_of(change: Recorded) -> int | None:

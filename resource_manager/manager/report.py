@@ -121,12 +121,11 @@ class Accounts:
         """Return the starts of up to `MAX_STEPS` steps, and the GPU-hours of each category in them."""
         step_s = since_s / min(MAX_STEPS, max(1, round(since_s / 60)))
         starts = [self.now - since_s + step_s * i for i in range(round(since_s / step_s))]
-        columns: dict[str, list[float]] = {name: [] for name in CATEGORIES}
-        for start in starts:
-            hours = hours_by(self.hours, (), start, start + step_s, measures=measures).get((), Hours())
-            for name, values in columns.items():
-                values.append(hours.by_category[name])
-        return starts, columns
+        steps = [
+            hours_by(self.hours, (), start, start + step_s, measures=measures).get((), Hours())
+            for start in starts
+        ]
+        return starts, {name: [hours.by_category[name] for hours in steps] for name in CATEGORIES}
 
 
 def _row(hours: Hours, group: dict[str, str]) -> ReportRow:
