@@ -93,17 +93,15 @@ class Settings(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True
         configuration. Raises `SettingsError` that names the setting and its source.
         """
         environ = os.environ if environ is None else environ
-        values: dict[str, Any] = _of_airflow()
-        from_airflow = set(values)
+        values = _of_airflow()
+        sources = {name: f"[{AIRFLOW_SECTION}] {name} of airflow.cfg" for name in values}
         if path := environ.get(FILE_VARIABLE):
             in_file = _read_file(Path(path))
-            values.update(in_file)
-            from_airflow -= in_file.keys()
-        names = {PREFIX + name.upper(): name for name in cls.model_fields}
-        from_environment = {names[key]: value for key, value in environ.items() if key in names}
-        values.update(from_environment)
-        sources = {name: f"[{AIRFLOW_SECTION}] {name} of airflow.cfg" for name in from_airflow}
-        sources.update({name: PREFIX + name.upper() for name in from_environment})
+            values |= in_file
+            sources |= {name: f"setting {name!r}" for name in in_file}
+        for name in cls.model_fields:
+            if (variable := PREFIX + name.upper()) in environ:
+                values[name], sources[name] = environ[variable], variable
         return cls.of(values, sources)
 
     @classmethod
