@@ -80,5 +80,11 @@ class Words:
         found._parts = [[text, names.get(parameter, parameter)] for text, parameter in self._parts]
         return found
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words) and self._parts == other._parts
+
     def __str__(self) -> str:
         return self.named({})
+
+    def __repr__(self) -> str:
+        return f"Words({self.template!r})"

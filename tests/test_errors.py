@@ -29,7 +29,7 @@ def test_a_sentence_in_another_keeps_its_parameters() -> None:
 @pytest.mark.parametrize("value", ["a{b}", "{}", "{{x}}", "}{", "=", "{gpus!r:.3}"])
 def test_a_template_gives_the_same_sentence_again(value: str) -> None:
     words = Words("{server} {} {gpus}={}", value, value)
-    assert Words(words.template).template == words.template
+    assert Words(words.template) == words
     assert str(words) == f"server {value} gpus={value}"
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_server_is_answered_with_those_that_may_be_meant(known: list[
     assert (str(error), str(error.words), error.args) == (text, text, (text,))
     error = UnknownNodeError("gpu-aa", known, field="server")
     assert error.words.named(OPTIONS).startswith("--server 'gpu-aa' is not")
-    assert Words(error.words.template).template == error.words.template
+    assert Words(error.words.template) == error.words
 
 
 def templates() -> Iterator[tuple[str, ast.expr]]:
