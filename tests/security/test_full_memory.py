@@ -372,7 +372,7 @@ def test_the_size_of_a_whole_request_is_limited(field: str, value: Any) -> None:
                 step("t", 8, 1, **{field: value})
             assert caught.value.field == field
         with pytest.raises(InvalidRequestError, match="too large"):
-            manager.try_allocate_batch([{"lease_id": "t", "gpus": 8, "labels": {"a": "x" * 9000}}])
+            manager.try_allocate_batch([{"lease_id": "t", "gpus": 8, field: value}])
         assert (
             manager.allocate_resources("t", 8, 1, labels={f"l{n}": "x" * 240 for n in range(28)}) is not None
         )
