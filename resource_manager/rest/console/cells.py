@@ -106,9 +106,8 @@ def css_classes(colour: Colour) -> str:
     return f"held h{colour.hue} v{colour.level}" + (" pale" if colour.pale else "")
 
 
-def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[dict[str, Any]]:
+def server_rows(cluster: ClusterState, states: list[NodeState], now: float) -> list[dict[str, Any]]:
     """Return what the templates show of servers."""
-    states = list(states)
     found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
     windows = {name: window for window in coming_maintenance(cluster, now)[::-1] for name in window.servers}
     return [_server_row(state, found, windows.get(state.name)) for state in states]
@@ -150,30 +149,27 @@ def _cells(state: NodeState, colours: dict[str, Colour]) -> list[Cell]:
     """Return a cell for each GPU; neighbours allocated whole to one lease are joined to one bar."""
     holders: dict[int, list[Lease]] = {}
     for lease in state.leases.values():
-        for member in lease.on(state.name):
-            for gpu_id in state.gpu_ids_of(member):
-                holders.setdefault(gpu_id, []).append(lease)
+        for gpu_id in {gpu_id for member in lease.on(state.name) for gpu_id in state.gpu_ids_of(member)}:
+            holders.setdefault(gpu_id, []).append(lease)
     cells: list[Cell] = []
     for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
         leases = holders.get(gpu_id, [])
         cell = _cell(state, gpu_id, free_milli, leases, colours)
         cell.devices = [(gpu_id, state.gpu_uuids.get(gpu_id, ""))]
-        before = cells[-1] if cells else None
-        joins = before is not None and before.task_id == cell.task_id != "" and not free_milli
-        if joins and len(leases) == 1 and place % CELLS_PER_LINE and not _is_marked(state, gpu_id, before):
-            assert before is not None
+        before = cells[-1] if place % CELLS_PER_LINE else None
+        if (
+            before is not None
+            and before.task_id == cell.task_id != ""
+            and len(leases) == 1
+            and not free_milli
+            and not any(each in state.closed_gpus for each, _ in (*before.devices, *cell.devices))
+        ):
             before.span += 1
             before.devices += cell.devices
             before.title = f"GPU {before.numbers}{before.title[before.title.index(':') :]}"
         else:
             cells.append(cell)
     return cells
-
-
-def _is_marked(state: NodeState, gpu_id: int, before: Cell | None) -> bool:
-    """Return True if this GPU, or one of the cell before it, is closed and so has a cell of its own."""
-    ids = [gpu_id, *(each for each, _ in before.devices)] if before is not None else [gpu_id]
-    return any(each in state.closed_gpus for each in ids)
 
 
 def _cell(

@@ -40,3 +40,14 @@ def test_a_gangs_cells_have_one_colour_on_all_its_servers(as_role: Callable[...,
     for server in (0, 1):
         assert set(re.findall(r"swatch [^\"]*?(h\d+ v\d+)", page(f"/servers/{server}"))) == {gang}
     assert gang not in page("/servers/2")
+
+
+def test_a_gang_whose_members_share_a_gpu_is_one_lease_there(
+    manager: GPUResourceManager, as_role: Callable[..., FlaskClient]
+) -> None:
+    assert manager.release_resources("alone")
+    manager.submit("pair", 1, gpu_milli=500, nodes=2, spread="pack")
+    drawn = as_role(Role.READER).get("/").get_data(as_text=True)
+    [cell] = [each for each in re.findall(r'title="GPU [^"]*"', drawn) if "pair" in each]
+    assert cell.count("pair") == 1
+    assert "rank 0, 1 of 2" in drawn
