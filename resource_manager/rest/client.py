@@ -28,19 +28,8 @@ from resource_manager.manager.results import (
     Submission,
 )
 from resource_manager.manager.stored_jobs import JobResult
-from resource_manager.rest.answers import (
-    MAX_HOLD_S,
-    AnnounceAnswer,
-    BatchAnswer,
-    CallerAnswer,
-    DeviceAnswer,
-    Done,
-    LogInAnswer,
-    Page,
-    ReleaseAnswer,
-    RenewBatchAnswer,
-    WithdrawAnswer,
-)
+from resource_manager.rest import answers
+from resource_manager.rest.answers import MAX_HOLD_S
 from resource_manager.rest.client_errors import RefusedError, ServiceError
 from resource_manager.rest.cluster_calls import ClusterCalls
 from resource_manager.rest.connection import PAGE, Clock, ServiceConnection
@@ -60,9 +49,6 @@ WAIT_S = 1.0
 T = TypeVar("T")
 
 SUBMISSION = cast("type[Submission]", Submission)
-
-EXACT: dict[str, Any] = {"exact": True}
-"""Field of a call by a full lease id, which must not be taken for a name once its lease is gone."""
 
 
 class ServiceClient(ClusterCalls, OriginalNames):
@@ -115,7 +101,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
     ) -> Submission:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
         body = _plain((lease_id, gpus, cpus, prefer_server), options)
-        return self._http.post(SUBMISSION, "/api/submit", {**body, "job": job} if job is not None else body)
+        return self._http.post(SUBMISSION, "/api/submit", {**body, "job": job})
 
     def announce(
         self,
@@ -131,13 +117,13 @@ class ServiceClient(ClusterCalls, OriginalNames):
         """Announce the request that a task will make; return whether it is announced."""
         body = _plain((lease_id, gpus, cpus, prefer_server), options)
         return self._http.post(
-            AnnounceAnswer, "/api/announce", {**body, "after": list(after), "copies": copies}
+            answers.AnnounceAnswer, "/api/announce", {**body, "after": list(after), "copies": copies}
         )["announced"]
 
     def withdraw(self, lease_ids: Collection[str] = (), *, run: str = "", reason: str = "") -> int:
         """Withdraw announced demands of this client, by ids or by DAG run; return how many there were."""
         body = {"task_ids": list(lease_ids), "run": run, "reason": reason}
-        return self._http.post(WithdrawAnswer, "/api/withdraw", body)["withdrawn"]
+        return self._http.post(answers.WithdrawAnswer, "/api/withdraw", body)["withdrawn"]
 
     def coming(self) -> list[ComingDemand]:
         """Return the announced demands, the next first."""
@@ -145,11 +131,11 @@ class ServiceClient(ClusterCalls, OriginalNames):
 
     def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
         """Return the result that was stored as the lease was released, for 7 days; by default the newest."""
-        token = {} if fencing_token is None else {"fencing_token": fencing_token}
+        query = {"task_id": lease_id, "fencing_token": fencing_token}
         try:
-            return self._http.get(JobResult, "/api/result", {"task_id": lease_id, **token})
-        except (LeaseNotFoundError, ServiceError) as error:
-            if isinstance(error, ServiceError) and error.status != 404:
+            return self._http.get(JobResult, "/api/result", query)
+        except ServiceError as error:
+            if error.status != 404:
                 raise
             return None
 
@@ -163,14 +149,14 @@ class ServiceClient(ClusterCalls, OriginalNames):
         ]
         if not demands:
             return []
-        answer = self._http.post(BatchAnswer, "/api/allocate/batch", {"requests": demands})
-        answers: list[Allocation | Refusal] = []
-        for granted, refused in zip(answer["results"], answer["refusals"], strict=True):
+        batch = self._http.post(answers.BatchAnswer, "/api/allocate/batch", {"requests": demands})
+        given: list[Allocation | Refusal] = []
+        for granted, refused in zip(batch["results"], batch["refusals"], strict=True):
             if granted is not None:
-                answers.append(granted)
+                given.append(granted)
             elif refused is not None:
-                answers.append(Refusal(RefusalKind(refused["kind"]), refused["detail"]))
-        return answers
+                given.append(Refusal(RefusalKind(refused["kind"]), refused["detail"]))
+        return given
 
     def release(
         self,
@@ -183,15 +169,8 @@ class ServiceClient(ClusterCalls, OriginalNames):
         failed_nodes: Collection[str] = (),
     ) -> ReleaseResult:
         """End a lease; raise `JobPlacedError` if its job was placed and `job_end` does not say it is gone."""
-        body = {
-            "task_id": lease_id,
-            "fencing_token": fencing_token,
-            "outcome": outcome,
-            "job_end": job_end,
-            "reason": reason,
-            "failed_nodes": list(failed_nodes),
-        }
-        return self._release(body)
+        how = {"outcome": outcome, "job_end": job_end, "reason": reason, "failed_nodes": list(failed_nodes)}
+        return self._release(lease_id, fencing_token, how)
 
     def release_members(
         self,
@@ -204,30 +183,20 @@ class ServiceClient(ClusterCalls, OriginalNames):
         reason: str = "",
     ) -> ReleaseResult:
         """End members of a gang; the others stay quarantined."""
-        body = {
-            "task_id": lease_id,
-            "fencing_token": fencing_token,
-            "ranks": list(ranks),
-            "outcome": outcome,
-            "job_end": job_end,
-            "reason": reason,
-        }
-        return self._release(body)
+        how = {"outcome": outcome, "job_end": job_end, "reason": reason, "ranks": list(ranks)}
+        return self._release(lease_id, fencing_token, how)
 
-    def _release(self, body: dict[str, Any]) -> ReleaseResult:
+    def _release(self, lease_id: str, fencing_token: int | None, how: dict[str, Any]) -> ReleaseResult:
+        body = _by_id(lease_id, fencing_token, **how)
         try:
-            answer = self._http.post(ReleaseAnswer, "/api/release", body | EXACT)
+            answer = self._http.post(answers.ReleaseAnswer, "/api/release", body)
         except LeaseNotFoundError as error:
             return ReleaseResult.OTHER_HOLDER if error.is_held else ReleaseResult.NOT_HELD
         return ReleaseResult.QUARANTINED if answer["quarantined"] else ReleaseResult.RELEASED
 
     def place_job(self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int) -> Allocation:
         """Store where the jobs of a lease are about to start; return the lease with the places it has."""
-        body = {
-            "task_id": lease_id,
-            "fencing_token": fencing_token,
-            "places": [asdict(place) for place in places],
-        }
+        body = _by_id(lease_id, fencing_token, places=[asdict(place) for place in places])
         return self._http.post(Allocation, "/api/place", body)
 
     def renew(
@@ -239,13 +208,8 @@ class ServiceClient(ClusterCalls, OriginalNames):
         for_s: float | None = None,
     ) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
-        body = {
-            "task_id": lease_id,
-            "fencing_token": fencing_token,
-            "checkpoint_at": checkpoint_at,
-            "for_s": for_s,
-        }
-        return self._http.post(Allocation, "/api/renew", body | EXACT, **self._http.renewing)
+        body = _by_id(lease_id, fencing_token, checkpoint_at=checkpoint_at, for_s=for_s)
+        return self._http.post(Allocation, "/api/renew", body, **self._http.renewing)
 
     def renew_all(self, renewals: Sequence[Renewal]) -> list[bool]:
         """Return of each lease whether it is still held by this client's user."""
@@ -253,27 +217,21 @@ class ServiceClient(ClusterCalls, OriginalNames):
         for start in range(0, len(renewals), PAGE):
             part = renewals[start : start + PAGE]
             body = {"renewals": [{key: each[key] for key in each if key != "by"} for each in part]}  # type: ignore[literal-required]
-            answer = self._http.post(RenewBatchAnswer, "/api/renew/batch", body, **self._http.renewing)
-            renewed += answer["renewed"]
+            given = self._http.post(answers.RenewBatchAnswer, "/api/renew/batch", body, **self._http.renewing)
+            renewed += given["renewed"]
         return renewed
 
     def preempt(
         self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
     ) -> Allocation:
         """Take a lease for a pending request, as an operator; see `GPUResourceManager.preempt`."""
-        body = {
-            "task_id": lease_id,
-            "preemptor": preemptor,
-            "fencing_token": fencing_token,
-            "dry_run": dry_run,
-        }
-        return self._http.post(Allocation, "/api/preempt", body | EXACT)
+        body = _by_id(lease_id, fencing_token, preemptor=preemptor, dry_run=dry_run)
+        return self._http.post(Allocation, "/api/preempt", body)
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
-        body = {"task_id": lease_id, "sequence": sequence, "reason": reason}
         try:
-            self._http.post(Done, "/api/cancel", body | EXACT)
+            self._http.post(answers.Done, "/api/cancel", _by_id(lease_id, sequence=sequence, reason=reason))
         except LeaseNotFoundError:
             return False
         return True
@@ -284,7 +242,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
 
     def caller_name(self) -> str:
         """Return the name of the token's holder."""
-        return self._http.get(CallerAnswer, "/api/caller")["name"]
+        return self._http.get(answers.CallerAnswer, "/api/caller")["name"]
 
     def stated_owner(self, owner: str) -> str | None:
         """Return None: the service knows its callers by their tokens."""
@@ -292,7 +250,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ServiceError` (403) for a lease or pending request that the service would not let us end."""
-        caller = self._http.get(CallerAnswer, "/api/caller")
+        caller = self._http.get(answers.CallerAnswer, "/api/caller")
         owner = entry.get("owner") or ""
         if caller["role"] != "operator" and owner != caller["name"]:
             raise ServiceError(
@@ -302,9 +260,9 @@ class ServiceClient(ClusterCalls, OriginalNames):
     def status_of(self, lease_id: str) -> Submission | None:
         return self._status_of(lease_id)
 
-    def _status_of(self, lease_id: str, **how: float) -> Submission | None:
+    def _status_of(self, lease_id: str, timeout_s: float | None = None) -> Submission | None:
         try:
-            return self._http.get(SUBMISSION, "/api/task", {"task_id": lease_id, **how} | EXACT)
+            return self._http.get(SUBMISSION, "/api/task", _by_id(lease_id, timeout_s=timeout_s))
         except LeaseNotFoundError:
             return None
 
@@ -316,8 +274,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         Raises `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
         """
         query = {"task_id": name, "pending": pending, "fencing_token": fencing_token}
-        given = {key: value for key, value in query.items() if value is not None}
-        return self._http.get(SUBMISSION, "/api/task", given)
+        return self._http.get(SUBMISSION, "/api/task", query)
 
     def leases(self) -> list[Allocation]:
         return list(self._http.pages(Allocation, "/api/leases"))
@@ -328,7 +285,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         return self._http.get(LeaseChanges, "/api/leases/changes", query)
 
     def preempting(self) -> list[Allocation]:
-        return self._http.get(Page[Allocation], "/api/leases/preempting")["items"]
+        return self._http.get(answers.Page[Allocation], "/api/leases/preempting")["items"]
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Return as `status_of` once the request is granted or gone, or after `timeout_s`.
@@ -375,17 +332,22 @@ class ServiceClient(ClusterCalls, OriginalNames):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin_log_in(self) -> DeviceAnswer:
+    def begin_log_in(self) -> answers.DeviceAnswer:
         """Begin a log-in at the provider of the cluster, which a person ends in a browser."""
-        return self._http.post(DeviceAnswer, "/api/login", {})
+        return self._http.post(answers.DeviceAnswer, "/api/login", {})
 
-    def end_log_in(self, device_code: str) -> LogInAnswer:
+    def end_log_in(self, device_code: str) -> answers.LogInAnswer:
         """Return the person's token, nulls until they have logged in."""
-        return self._http.post(LogInAnswer, "/api/login/token", {"device_code": device_code})
+        return self._http.post(answers.LogInAnswer, "/api/login/token", {"device_code": device_code})
 
     def log_out(self) -> None:
         """Revoke the token of this client, which is that of a log-in."""
-        self._http.call(Done, "DELETE", "/api/login")
+        self._http.call(answers.Done, "DELETE", "/api/login")
+
+
+def _by_id(lease_id: str, fencing_token: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return fields with a full lease id, which must not be taken for a name once its lease is gone."""
+    return {"task_id": lease_id, "fencing_token": fencing_token, "exact": True, **more}
 
 
 def _plain(positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from resource_manager import errors
@@ -42,45 +43,36 @@ class RefusedError(ServiceError):
 
 def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> errors.ResourceManagerError:
     """Return the error that the manager would have raised, with the service's message."""
-    urn = str(problem.get("type", ""))
-    detail = str(problem.get("detail") or problem)
+    detail, task_id = str(problem.get("detail") or problem), problem.get("task_id", "")
     error: errors.ResourceManagerError
     field: str | None = None
     match problem:
         case {"errors": [{"field": str(first)}, *_]}:
             field = first or None
-    if status == 503 and problem.get("kind") in list(RefusalKind):
-        kind = RefusalKind(problem["kind"])
+    of_type: dict[str, Callable[[], errors.ResourceManagerError]] = {
+        errors.CLUSTER_CHANGED: errors.ClusterChangedError,
+        errors.UNKNOWN_SERVER: lambda: errors.UnknownNodeError(problem.get("server"), field=field),
+        errors.SERVER_IN_USE: lambda: errors.ServerInUseError(problem.get("server", ""), ()),
+        errors.TASK_TAKEN: lambda: errors.DuplicateTaskError(task_id, ""),
+        errors.ALREADY_DONE: errors.AlreadyDoneError,
+        errors.NOT_PREEMPTIBLE: errors.NotPreemptibleError,
+        errors.AMBIGUOUS_NAME: lambda: errors.AmbiguousNameError("", 0, ""),
+        errors.JOB_PLACED: lambda: errors.JobPlacedError(task_id, "", (), ""),
+        errors.NO_LEASE: lambda: errors.LeaseNotFoundError(
+            task_id, problem.get("fencing_token"), is_held=problem.get("is_held") is True
+        ),
+    }
+    kind = problem.get("kind")
+    if status == 503 and kind == RefusalKind.LOCK_BUSY:
+        error = errors.LockTimeoutError(0.0)
+    elif status == 503 and kind in list(RefusalKind):
         # only a recovery window says when it ends
-        ends_at_known = kind is RefusalKind.RECOVERING and retry_after.isdecimal()
-        if kind is RefusalKind.LOCK_BUSY:
-            error = errors.LockTimeoutError(0.0)
-            error.args = (detail,)
-            return error
-        return RefusedError(status, Refusal(kind, detail, float(retry_after) if ends_at_known else None))
-    if urn == errors.CLUSTER_CHANGED:
-        error = errors.ClusterChangedError()
-    elif urn == errors.UNKNOWN_SERVER:
-        error = errors.UnknownNodeError(problem.get("server"), field=field)
-    elif urn == errors.SERVER_IN_USE:
-        error = errors.ServerInUseError(problem.get("server", ""), ())
-    elif urn == errors.TASK_TAKEN:
-        error = errors.DuplicateTaskError(problem.get("task_id", ""), "")
-    elif urn == errors.ALREADY_DONE:
-        error = errors.AlreadyDoneError()
-    elif urn == errors.NOT_PREEMPTIBLE:
-        error = errors.NotPreemptibleError()
-    elif urn == errors.AMBIGUOUS_NAME:
-        error = errors.AmbiguousNameError("", 0, "")
-    elif urn == errors.JOB_PLACED:
-        error = errors.JobPlacedError(problem.get("task_id", ""), "", (), "")
-    elif urn == errors.NO_LEASE:
-        error = errors.LeaseNotFoundError(
-            problem.get("task_id", ""),
-            problem.get("fencing_token"),
-            is_held=problem.get("is_held") is True,
-        )
-    elif problem.get("kind") == RefusalKind.NEVER_FITS:
+        ends_at_known = kind == RefusalKind.RECOVERING and retry_after.isdecimal()
+        retry_after_s = float(retry_after) if ends_at_known else None
+        return RefusedError(status, Refusal(RefusalKind(kind), detail, retry_after_s))
+    elif (make := of_type.get(str(problem.get("type")))) is not None:
+        error = make()
+    elif kind == RefusalKind.NEVER_FITS:
         error = errors.NeverFitsError(field=field)
     elif isinstance(most := problem.get("max_priority"), int):
         error = errors.PriorityError(most, "")

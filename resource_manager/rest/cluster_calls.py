@@ -81,9 +81,7 @@ class ClusterCalls:
 
         The output of a job that is over is found by the id of its lease.
         """
-        query = {"server": server, "key": key, "offset": offset}
-        if lease_id:
-            query["task_id"] = lease_id
+        query = {"server": server, "key": key, "offset": offset, "task_id": lease_id or None}
         part = self._http.get(dict[str, Any], "/api/jobs/output", query)
         return {**part, "text": b64decode(part["text"]).decode()}
 

@@ -118,7 +118,7 @@ class ServiceConnection:
         """
         following: int | None = after
         while following is not None:
-            query = {"after": following, **asked} | ({} if limit is None else {"limit": limit})
+            query = {"after": following, "limit": limit, **asked}
             page = self.get(Page[kind], path, query)  # type: ignore[valid-type]
             yield from page["items"]
             before, following = following, page["next"]
@@ -126,11 +126,10 @@ class ServiceConnection:
                 raise ServiceUnavailableError(502, f"{self.url} gave pages of {path} that do not end")
 
     def get(self, kind: type[T], path: str, query: dict[str, Any] | None = None) -> T:
-        return self.call(kind, "GET", path, params=query)
+        return self.call(kind, "GET", path, params=_without_none(query or {}))
 
     def post(self, kind: type[T], path: str, body: dict[str, Any], **how: Any) -> T:
-        given = {key: value for key, value in body.items() if value is not None}
-        return self.call(kind, "POST", path, json=given, **how)
+        return self.call(kind, "POST", path, json=_without_none(body), **how)
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return the response; try again where the connection is refused, as while a service starts.
@@ -200,6 +199,10 @@ class ServiceConnection:
                 502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {error}"
             ) from error
         return cast("T", answer)
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 _all: WeakSet[ServiceConnection] = WeakSet()
