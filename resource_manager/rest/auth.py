@@ -284,22 +284,15 @@ def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
     if role is None:
         return identity
     if identity is None:
-        raise _unknown_caller(flask.request.headers.get("Authorization"))
+        fault, challenge = "a bearer token is needed", "Bearer"
+        if "Authorization" in flask.request.headers:
+            fault = "the bearer token is not one of this service, or was revoked"
+            challenge = 'Bearer error="invalid_token"'
+        detail = f"{fault}: gpu-manager login, or gpu-manager token create"
+        raise ProblemError(401, detail, headers={"WWW-Authenticate": challenge})
     if not identity.role.includes(role) and not (role is Role.AGENT and identity.server):
         raise ProblemError(403, f"{identity.name} has the role {identity.role}; this needs {role}")
     return identity
-
-
-def _unknown_caller(authorization: str | None) -> ProblemError:
-    """Return the error 401 of a caller without a token, or with one that this service does not know."""
-    if authorization is None:
-        detail = "a bearer token is needed: gpu-manager login, or gpu-manager token create"
-        return ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
-    detail = (
-        "the bearer token is not one of this service, or was revoked: gpu-manager login, or gpu-manager "
-        "token create"
-    )
-    return ProblemError(401, detail, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
 def csrf_token(secret: str, identity: Identity | None) -> str:

@@ -39,17 +39,11 @@ class EventStream:
         streams = service.metrics.open_streams
         with _places:
             if streams.get(caller, 0) >= MAX_STREAMS_PER_CALLER:
-                raise ProblemError(
-                    429,
-                    f"{MAX_STREAMS_PER_CALLER} of your pages follow events already: close one",
-                    headers={"Retry-After": "30"},
-                )
+                detail = f"{MAX_STREAMS_PER_CALLER} of your pages follow events already: close one"
+                raise ProblemError(429, detail, retry_after_s=30)
             if sum(streams.values()) >= service.max_streams:
-                raise ProblemError(
-                    503,
-                    "too many pages follow events: close one, or try again later",
-                    headers={"Retry-After": "30"},
-                )
+                detail = "too many pages follow events: close one, or try again later"
+                raise ProblemError(503, detail, retry_after_s=30)
             streams[caller] = streams.get(caller, 0) + 1
         self._service = service
         self._caller = caller

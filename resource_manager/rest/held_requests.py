@@ -78,11 +78,8 @@ class HeldRequests:
             if self._callers[caller] >= MAX_HELD_PER_CALLER:
                 if answer_if_full:
                     return
-                raise ProblemError(
-                    429,
-                    f"{MAX_HELD_PER_CALLER} of your requests wait for changes already: end one",
-                    headers={"Retry-After": "5"},
-                )
+                detail = f"{MAX_HELD_PER_CALLER} of your requests wait for changes already: end one"
+                raise ProblemError(429, detail, retry_after_s=5)
             self._callers[caller] += 1
             self._held.append(_Held(caller, is_due, time.monotonic() + timeout_s, park()))
         self._watch.follow()

@@ -82,7 +82,9 @@ class FixedWindow:
             if count < self._most:
                 self._counts[key] = count + hits
         if count >= self._most:
-            raise self._too_many(count)
+            wait_s = math.ceil((self._window + count // self._most) * self._period_s - self._clock())
+            detail = f"the limit of {self.rate} is exceeded: wait and try again"
+            raise ProblemError(429, detail, retry_after_s=max(wait_s, 1))
 
     def is_used_up(self, key: str) -> bool:
         """Return whether another hit of the key would raise 429; count nothing."""
@@ -96,14 +98,6 @@ class FixedWindow:
             paid = self._most * (window - self._window)
             self._counts = {key: count - paid for key, count in self._counts.items() if count > paid}
             self._window = window
-
-    def _too_many(self, count: int) -> ProblemError:
-        wait_s = math.ceil((self._window + count // self._most) * self._period_s - self._clock())
-        return ProblemError(
-            429,
-            f"the limit of {self.rate} is exceeded: wait and try again",
-            headers={"Retry-After": str(max(wait_s, 1))},
-        )
 
 
 class Limits:
@@ -145,11 +139,8 @@ class Limits:
         with self._guard:
             at_once = self._running.get(caller, 0)
             if at_once >= most:
-                raise ProblemError(
-                    429,
-                    f"{at_once} of your calls are being answered, the most at once: try again",
-                    headers={"Retry-After": "0"},  # most calls take milliseconds
-                )
+                detail = f"{at_once} of your calls are being answered, the most at once: try again"
+                raise ProblemError(429, detail, retry_after_s=0)  # most calls take milliseconds
             self._running[caller] = at_once + 1
         try:
             yield

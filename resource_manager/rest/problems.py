@@ -41,11 +41,6 @@ TITLES = {
 }
 
 
-def refusal_type(kind: RefusalKind) -> str:
-    """Return the problem type of a kind of refusal, such as `urn:gpu-manager:no-capacity`."""
-    return f"urn:gpu-manager:{kind.replace('_', '-')}"
-
-
 class ProblemError(Exception):
     """Problem document raised as an error: the status, the fault and its remedy.
 
@@ -60,6 +55,7 @@ class ProblemError(Exception):
         error: str | None = None,
         kind: str = "about:blank",
         refusal: RefusalKind | None = None,
+        retry_after_s: int | None = None,
         headers: dict[str, str] | None = None,
         **members: Any,
     ) -> None:
@@ -67,13 +63,15 @@ class ProblemError(Exception):
         self.status = status
         self.detail = shortened(detail)
         self.error = self.detail if error is None else shortened(error)
-        self.kind = kind if refusal is None else refusal_type(refusal)
-        self.headers = headers or {}
+        self.kind = kind
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+        self.headers |= headers or {}
         self.members = {
             name: shortened(value, 1000) if isinstance(value, str) else value
             for name, value in members.items()
         }
         if refusal is not None:
+            self.kind = f"urn:gpu-manager:{refusal.replace('_', '-')}"
             self.members["kind"] = str(refusal)
 
     def response(self) -> flask.Response:
@@ -154,15 +152,15 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
         case errors.IdempotencyKeyError():
             return ProblemError(422, detail)
         case errors.KeysFullError() | TooManyJobsError():
-            return ProblemError(429, detail, headers={"Retry-After": "60"})
+            return ProblemError(429, detail, retry_after_s=60)
         case errors.OtherOwnerError():
             return ProblemError(403, detail)
         case errors.PriorityError():
             return _invalid(error, max_priority=error.most)
+        case errors.NeverFitsError():
+            return _invalid(error, refusal=RefusalKind.NEVER_FITS)
         case errors.InvalidRequestError():
-            return _invalid(
-                error, refusal=RefusalKind.NEVER_FITS if isinstance(error, errors.NeverFitsError) else None
-            )
+            return _invalid(error)
         case errors.LeaseNotFoundError():
             return ProblemError(
                 404,
@@ -173,7 +171,7 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
                 is_held=error.is_held,
             )
         case AgentSilentError():
-            return ProblemError(503, detail, headers={"Retry-After": "5"})
+            return ProblemError(503, detail, retry_after_s=5)
         case errors.StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))
         case errors.LockTimeoutError():
@@ -182,14 +180,14 @@ def from_manager(error: errors.ResourceManagerError) -> ProblemError:
         case errors.StoreFullError():
             logger.error("the store is full: %s", detail)
             return ProblemError(
-                503, detail, error=ALLOCATION_FAILED, kind=errors.STORE_FULL, headers={"Retry-After": "60"}
+                503, detail, error=ALLOCATION_FAILED, kind=errors.STORE_FULL, retry_after_s=60
             )
         case errors.StoreUnavailableError() | errors.StaleStateError() | errors.LockError():
             logger.error("the store did not answer: %s", detail)
-            return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
+            return ProblemError(503, detail, error=ALLOCATION_FAILED, retry_after_s=5)
         case errors.StoreError():
             logger.error("the stored state cannot be used: %s", detail)
-            return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
+            return ProblemError(503, detail, error=ALLOCATION_FAILED, retry_after_s=60)
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed: see the log of the service")
 
@@ -206,12 +204,8 @@ def _invalid(error: errors.InvalidRequestError, **members: Any) -> ProblemError:
 def without_details(error: errors.StoreError) -> ProblemError:
     """Return the problem of a store's error for callers who are not known: the log has what it says."""
     logger.error("the store cannot be used: %s", error)
-    return ProblemError(
-        503,
-        "the store cannot be used: see the log of the service",
-        error=ALLOCATION_FAILED,
-        headers={"Retry-After": "5"},
-    )
+    detail = "the store cannot be used: see the log of the service"
+    return ProblemError(503, detail, error=ALLOCATION_FAILED, retry_after_s=5)
 
 
 def from_http(error: HTTPException) -> ProblemError:
@@ -231,16 +225,11 @@ RETRY_AFTER_S = 5
 
 def from_refusal(refusal: Refusal) -> ProblemError:
     """Return a 503 with the original design's `error`, the kind, and Retry-After unless it can never fit."""
-    headers = {}
+    wait_s = None
     if refusal.kind is not RefusalKind.NEVER_FITS:
-        wait_s = RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
-        headers["Retry-After"] = str(max(math.ceil(wait_s), 1))
+        wait_s = max(math.ceil(RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s), 1)
     return ProblemError(
-        503,
-        refusal.detail,
-        error=ALLOCATION_FAILED,
-        refusal=refusal.kind,
-        headers=headers,
+        503, refusal.detail, error=ALLOCATION_FAILED, refusal=refusal.kind, retry_after_s=wait_s
     )
 
 

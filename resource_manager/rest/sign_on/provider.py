@@ -37,7 +37,7 @@ class RefusedLogInError(ProblemError):
 class Provider:
     """Client of the provider that the cluster names; `secret` is that of this service there, if any."""
 
-    def __init__(self, sign_on: SignOn, secret: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, sign_on: SignOn, secret: str = "") -> None:
         try:
             from resource_manager.rest.sign_on import id_token
         except ModuleNotFoundError as error:
@@ -46,7 +46,6 @@ class Provider:
         self._id_token = id_token
         self.sign_on = sign_on
         self._secret = secret
-        self._clock = clock
         self._http = HttpClient(timeout=TIMEOUT_S, headers={"Accept": "application/json"})
         self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
         self._turns = threading.Semaphore(MAX_AT_ONCE)
@@ -100,7 +99,7 @@ class Provider:
                 self._keys,
                 nonce=nonce,
                 access_token=answer.get("access_token"),
-                now=self._clock(),
+                now=time.time(),
             )
         except ValueError as error:
             reason = str(harmless(str(error)))[:250]
@@ -134,11 +133,11 @@ class Provider:
 
     def _get(self, address: str) -> dict[str, Any]:
         at, kept = self._kept.get(address, (float("-inf"), {}))
-        if self._clock() - at > KEEP_S:
+        if time.time() - at > KEEP_S:
             kept = self._answer(lambda: self._http.get(address))
             if "error" in kept:
                 raise self._broken(f"{address} answers {kept['error']}")
-            self._kept[address] = (self._clock(), kept)
+            self._kept[address] = (time.time(), kept)
         return kept
 
     def _post(self, endpoint: str, form: dict[str, str]) -> dict[str, Any]:
@@ -167,9 +166,8 @@ class Provider:
         return found
 
     def _broken(self, reason: str) -> ProblemError:
-        return ProblemError(
-            503, f"{self.sign_on.issuer} cannot log anybody in: {reason}", headers={"Retry-After": "5"}
-        )
+        detail = f"{self.sign_on.issuer} cannot log anybody in: {reason}"
+        return ProblemError(503, detail, retry_after_s=5)
 
 
 def _accepted(answer: dict[str, Any]) -> dict[str, Any]:

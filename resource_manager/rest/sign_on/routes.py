@@ -45,7 +45,7 @@ def _desk(service: Service) -> tuple[SignOnDesk, Provider]:
 
 def _redirect_uri() -> str:
     scheme = "https" if flask.current_app.config["SESSION_COOKIE_SECURE"] else None
-    return flask.url_for("gpu.page_signed_on", _external=True, **({"_scheme": scheme} if scheme else {}))
+    return flask.url_for("gpu.page_signed_on", _external=True, _scheme=scheme)
 
 
 @pages.add("GET", "/sign-on", None)
