@@ -18,7 +18,7 @@ from resource_manager.manager.serializers import deadline_in_words, interval_in_
 from resource_manager.manager.server_views import usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import api, problems
-from resource_manager.rest.console import actions, cells, joints, pages, token_log_in  # noqa: F401 - actions and log-in add their routes
+from resource_manager.rest.console import actions, joints, pages, token_log_in  # noqa: F401 - actions and log-in add their routes
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.routing import unknown_path
@@ -131,7 +131,8 @@ def _observe(app: flask.Flask, service: Service) -> None:
         seconds = time.perf_counter() - flask.g.started
         if response.mimetype != "text/event-stream":
             service.metrics.requests.labels(method, rule, str(response.status_code)).observe(seconds)
-        flask.g.span.set_attribute("http.response.status_code", response.status_code)
+        if flask.g.span is not None:
+            flask.g.span.set_attribute("http.response.status_code", response.status_code)
         if logger.isEnabledFor(logging.INFO):
             _log(request, response, seconds)
         return _guard(response, service)

@@ -14,7 +14,6 @@ from typing import Any
 from resource_manager.agent.generation import state_folder
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
-from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
@@ -68,7 +67,7 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
             secret,
             partial(redis_persistence.secret, client, secret),
         )
-    path = tokens_file or default_tokens_file()
+    path = tokens_file or config_folder() / "tokens.json"
     secret, sessions = _secret_and_sessions(path.parent)
     return Persistence(TokenFile(path), sessions, secret)
 
@@ -98,10 +97,6 @@ def _redis_of(settings: Settings) -> RedisClient | None:
     return RedisClient.from_url(url) if url.partition("://")[0] in SCHEMES else None
 
 
-def default_tokens_file() -> Path:
-    return config_folder() / "tokens.json"
-
-
 def mark_file(settings: Settings) -> Path:
     """Return where a service of this user keeps the mark of the store's state."""
     return state_folder() / f"{sha256(settings.store.encode()).hexdigest()[:16]}.mark"
@@ -112,18 +107,14 @@ def standalone(
     persistence: Persistence,
     *,
     open_to: str = "",
-    rate: str = DEFAULT_RATE,
-    airflow_url: str | None = None,
-    airflow_api: Callable[[], AirflowTaskStates] | None = None,
-    max_streams: int = 64,
-    threads: int = DEFAULT_THREADS,
     client_secret: str = "",
     clock: Clock = time,
+    **more: Any,
 ) -> Service:
     """Build the standalone service: protected by tokens, or open without them as `open_to` says.
 
     `open_to` is `loopback`, `everyone`, or empty: every caller needs a token, which a sign-on gives them if
-    the cluster has a provider. `client_secret` is that of this service at the provider.
+    the cluster has a provider. `client_secret` is that of this service at the provider, `more` as of `build`.
     """
     known = TokenAuthenticator(persistence.tokens, persistence.sessions, clock.time)
     authenticator: Authenticator = known
@@ -137,18 +128,9 @@ def standalone(
             persistence.secret,
             client_secret,
         )
+    instance = manager.settings.instance
     return build(
-        manager,
-        authenticator,
-        persistence.secret,
-        rate=rate,
-        airflow_url=airflow_url,
-        airflow_api=airflow_api,
-        instance=manager.settings.instance,
-        max_streams=max_streams,
-        threads=threads,
-        sign_on=sign_on,
-        clock=clock,
+        manager, authenticator, persistence.secret, instance=instance, sign_on=sign_on, clock=clock, **more
     )
 
 
@@ -164,7 +146,7 @@ def build(
 ) -> Service:
     """Build a service around a manager; its metrics observe the manager, its replica answers the reads.
 
-    `threads` are those that answer calls, of which one caller has a part.
+    `threads` are those that answer calls, of which one caller has a part; `more` are fields of `Service`.
     """
     checks.warn(manager.settings)
     watch = StateFollower(manager.store)
@@ -176,8 +158,7 @@ def build(
     manager.read_from(watch.read)
     manager.read_reports_by(REPORTS)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
-    metrics.watch_held(held)
-    metrics.watch_state(lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)
+    metrics.watch_service(held, lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)
     limits, accounts = Limits(rate, threads, clock.monotonic), AccountsCache(clock.monotonic)
     return Service(
         manager, authenticator, limits, watch, held, metrics, receiver, secret, accounts=accounts, **more

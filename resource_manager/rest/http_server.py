@@ -92,13 +92,9 @@ class Addresses:
         self._lock = threading.Lock()
         self._connections: Counter[str] = Counter()
 
-    def add(self, network: str) -> None:
+    def count(self, network: str, more: int) -> None:
         with self._lock:
-            self._connections[network] += 1
-
-    def remove(self, network: str) -> None:
-        with self._lock:
-            self._connections[network] -= 1
+            self._connections[network] += more
             if not self._connections[network]:
                 del self._connections[network]
 
@@ -140,7 +136,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def _count(self, is_counted: bool) -> None:
         if is_counted != self._is_counted:
             self._is_counted = is_counted
-            (self.addresses.add if is_counted else self.addresses.remove)(self.network)
+            self.addresses.count(self.network, 1 if is_counted else -1)
 
     @property
     def is_awaited(self) -> bool:
@@ -194,7 +190,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
         self.held_request, self.is_unchanged, self._awaited = request, False, 2
         self.leave_loop(is_held=True)
-        return Parked(self._resume, self._is_gone)
+        return Parked(self._resume, lambda: self._unread() == b"")
 
     def _unread(self) -> bytes | None:
         """Return a byte that has come and is not read; none has if None, and none will if it is empty."""
@@ -206,15 +202,9 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         except OSError:
             return b""
 
-    def _is_gone(self) -> bool:
-        """Return whether the client of a held request has left."""
-        return self._unread() == b""
-
     def is_idle(self) -> bool:
         """Return whether it has answered all that has come, and the client has not ended it."""
-        if self.is_awaited or self.will_close:
-            return False
-        return self._unread() is None
+        return not (self.is_awaited or self.will_close) and self._unread() is None
 
     def _resume(self, is_due: bool) -> None:
         self.is_unchanged = not is_due

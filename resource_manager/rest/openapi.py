@@ -55,14 +55,21 @@ def document(routes: tuple[Route, ...], gpus: tuple[int, int], prefix: str = "")
 
 
 def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    path_parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
+        for name in re.findall(r"<int:(\w+)>", route.path)
+    ]
+    kind = "text/plain" if route.path == "/metrics" else "application/json"
+    schema = {} if route.answer is None else schema_of[route.answer, "validation"]
+    success = {"description": "Done.", "content": {kind: {"schema": schema}}}
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
         "description": f"Role: {route.role if route.role is not None else 'anyone'}.",
         "tags": [route.tag],
         "security": [] if route.role is None else [{"bearer": []}],
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
-        "responses": {"200": _success(route, schema_of), **_failures(route)},
+        "parameters": [*path_parameters, *_query_parameters(route)],
+        "responses": {"200": success, **_failures(route)},
     }
     if route.takes_key:
         operation["parameters"].append(
@@ -97,13 +104,6 @@ def _set_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
             properties[name]["description"] += f" From {least} to {most} on these servers."
 
 
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
-        for name in re.findall(r"<int:(\w+)>", route.path)
-    ]
-
-
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is None:
         return []
@@ -126,12 +126,6 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
             value = {**schema["$defs"][model], **value}
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": value})
     return parameters
-
-
-def _success(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
-    kind = "text/plain" if route.path == "/metrics" else "application/json"
-    schema = {} if route.answer is None else schema_of[route.answer, "validation"]
-    return {"description": "Done.", "content": {kind: {"schema": schema}}}
 
 
 def _failures(route: Route) -> dict[str, Any]:

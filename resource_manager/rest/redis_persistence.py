@@ -18,11 +18,11 @@ def secret(client: RedisClient, if_new: str = "") -> str:
     key = client.key("session-secret")
     with client.reporting():
         # Read first: with full memory Redis refuses even a SET NX that would do nothing.
-        found = client.driver.get(key)
+        found: Any = client.driver.get(key)
         if found is None:
             client.driver.set(key, if_new or secrets.token_hex(32), nx=True)
             found = client.driver.get(key)
-        return _text(found) or ""
+        return (found or b"").decode()
 
 
 class RedisTokens:
@@ -53,9 +53,8 @@ class RedisTokens:
             return bool(self._client.driver.hdel(self._key, token_id))
 
     def last_uses(self) -> dict[str, float]:
-        with self._client.reporting():
-            found = self._client.driver.hgetall(self._uses_key)
-        return {_text(token_id) or "": float(at) for token_id, at in found.items()}
+        found = self._client.hash_of(self._uses_key)
+        return {token_id.decode(): float(at) for token_id, at in found.items()}
 
     def note_use(self, token_id: str, at: float) -> None:
         with self._client.reporting():
@@ -86,7 +85,3 @@ class RedisSessions:
 
     def _key(self, token_id: str) -> str:
         return self._client.key(f"sessions:{token_id}")
-
-
-def _text(value: Any) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value

@@ -177,17 +177,22 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
     return view
 
 
+def html_page(template: str, service: Service, caller: Identity | None, **values: Any) -> str:
+    """Return a page for that caller, as HTML."""
+    csrf = auth.csrf_token(service.secret, caller)
+    may_hold = caller is not None and caller.role >= Role.USER
+    return flask.render_template(
+        template, service=service, caller=caller, csrf=csrf, may_hold=may_hold, **values
+    )
+
+
 def _error_page(problem: ProblemError) -> flask.Response:
     """Return a page with the problem; redirect an unknown caller to the log-in page if there is one."""
     service = current_service()
     if problem.status == 401 and service.authenticator.login and "Authorization" not in flask.request.headers:
         return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=_wanted()), 303))
     title = problems.TITLES.get(problem.status, "Error")
-    caller = flask.g.get("identity")
-    csrf = auth.csrf_token(service.secret, caller)
-    page = flask.render_template(
-        "error.html", service=service, caller=caller, csrf=csrf, title=title, detail=problem.detail
-    )
+    page = html_page("error.html", service, flask.g.get("identity"), title=title, detail=problem.detail)
     response = flask.Response(page, problem.status, headers=problem.headers)
     if problem.status == 503 and flask.request.method == "GET":
         response.headers["Refresh"] = problem.headers.get("Retry-After", "10")  # it shows what there is then

@@ -25,16 +25,12 @@ MAX_BATCH = 1000
 PAGE_LIMIT = 1000
 
 
-class Query(BaseModel):
+class Query(BaseModel, extra="forbid"):
     """Texts from a caller; unknown keys are refused, so that a misspelt option is not ignored."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class Body(BaseModel):
+class Body(BaseModel, extra="forbid", strict=True):
     """JSON from a caller, the same: `true` is no number, and a text none either."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class RestDemand(Demand):
@@ -49,10 +45,8 @@ class RestDemand(Demand):
         return handler(data)
 
 
-class AllocateBody(RestDemand):
+class AllocateBody(RestDemand, json_schema_extra={"example": {"task_id": "test_001", "gpus": 4, "cpus": 32}}):
     """`POST /api/allocate`, `/api/submit` and the items of a batch."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"task_id": "test_001", "gpus": 4, "cpus": 32}})
 
 
 class AnnounceBody(AllocateBody):

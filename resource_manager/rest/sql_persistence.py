@@ -6,11 +6,16 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token, tokens_of
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
+
+END = (
+    "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id AND session_id = :session_id"
+)
 
 
 def secret(database: Database, if_new: str = "") -> str:
@@ -80,31 +85,25 @@ class SqlSessions:
         now = self._clock()
 
         def work(connection: Connection) -> None:
-            execute = self._database.execute
+            execute = partial(self._database.execute, connection, token_id=token_id)
             execute(
-                connection,
                 "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
                 "AND (expires_at <= :now OR session_id = :session_id)",
-                token_id=token_id,
                 session_id=session_id,
                 now=now,
             )
             execute(
-                connection,
                 "INSERT INTO {session} (namespace, token_id, session_id, expires_at) "
                 "VALUES (:namespace, :token_id, :session_id, :expires_at)",
-                token_id=token_id,
                 session_id=session_id,
                 expires_at=now + SESSION_LIFE_S,
             )
             found = execute(
-                connection,
                 "SELECT session_id FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
-                "ORDER BY expires_at DESC",
-                token_id=token_id,
+                "ORDER BY expires_at DESC"
             )
             for (oldest,) in found.fetchall()[MAX_SESSIONS:]:
-                self._end(connection, token_id, oldest)
+                execute(END, session_id=oldest)
 
         self._database.write(work)
 
@@ -118,13 +117,4 @@ class SqlSessions:
         return row is not None and bool(row[0] > self._clock())
 
     def end(self, token_id: str, session_id: str) -> None:
-        self._database.run(lambda connection: self._end(connection, token_id, session_id))
-
-    def _end(self, connection: Connection, token_id: str, session_id: str) -> None:
-        self._database.execute(
-            connection,
-            "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
-            "AND session_id = :session_id",
-            token_id=token_id,
-            session_id=session_id,
-        )
+        self._database.change(END, token_id=token_id, session_id=session_id)

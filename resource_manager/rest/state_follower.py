@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from resource_manager.core.changes import Change, Granted
@@ -125,13 +126,9 @@ class StateFollower:
                 return None
             if not self._oldest_notice <= after < version:
                 return ChangeNotice(version, None)
-            ids: set[int] = set()
-            for item in self._notices:
-                if item.version > after:
-                    if item.server_ids is None:
-                        return ChangeNotice(version, None)
-                    ids |= item.server_ids
-            return ChangeNotice(version, frozenset(ids))
+            ids = [notice.server_ids for notice in self._notices if notice.version > after]
+            changed = None if None in ids else frozenset(chain.from_iterable(filter(None, ids)))
+            return ChangeNotice(version, changed)
 
     def on_look(self, act: Callable[[], None]) -> None:
         """Call the function after every look of the thread that follows the store, changed or not."""

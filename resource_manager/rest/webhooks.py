@@ -141,7 +141,7 @@ class NoticeSender:
         at, failed, ends_at = cursor.version, 0, time.monotonic() + TURN_S
         try:
             for at_version, change, event in chain.from_iterable(map(self._with_events, self._pages(at))):
-                if event is not None and _is_wanted(notice, event):
+                if event is not None and event.kind in notice.on and notice.team in ("", event.team):
                     self._post(notice, *self._message(at_version, change, event))
                 at = at_version
                 if time.monotonic() > ends_at:
@@ -261,9 +261,8 @@ def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change
             subject = f"GPU {change.gpu_id} of {change.node}"
             return Event("gpu closed", subject, f"{subject} takes no new leases: {change.reason}")
         case changes.AgentLost():
-            text = (
-                f"{change.node} has been silent since {to_the_minute(change.since)}: it takes no new leases"
-            )
+            since = to_the_minute(change.since)
+            text = f"{change.node} has been silent since {since}: it takes no new leases"
             return Event("server silent", change.node, text)
         case changes.DeadlineRisk():
             entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
@@ -286,10 +285,6 @@ def event_of(cluster: ClusterState, watch: StateFollower, change: changes.Change
     nodes = ", ".join(dict.fromkeys(member.node for rank, member in life.granted.ranked if rank not in ended))
     name = name_of(life.lease)
     return Event(kind, name, f"{name} on {nodes} {why}", life.lease.request.team)
-
-
-def _is_wanted(notice: Notice, event: Event) -> bool:
-    return event.kind in notice.on and notice.team in ("", event.team)
 
 
 def deliver(notice: Notice, body: bytes, headers: Mapping[str, str]) -> None:

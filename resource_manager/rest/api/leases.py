@@ -106,37 +106,24 @@ def withdraw(service: Service, caller: Identity, body: WithdrawBody) -> Withdraw
 @routes.add("POST", "/api/release", Role.USER, failures=(404, 409), tag="leases")
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
     """End a lease; of another owner as operator only."""
-    owner, outcome = owner_required(caller), body.outcome
     lease_id, token = _lease_named(service, caller, body)
-    once = _key_unless_token(once, body.fencing_token)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
-    if body.ranks is None or body.fencing_token is None:
-        result = service.manager.release(
-            lease_id,
-            fencing_token=token,
-            owner=owner,
-            outcome=outcome,
-            job_end=body.job_end,
-            reason=body.reason,
-            failed_nodes=body.failed_nodes,
-            once=once,
-        )
+    how: Any = {
+        "fencing_token": token,
+        "owner": owner_required(caller),
+        "outcome": body.outcome,
+        "job_end": body.job_end,
+        "reason": body.reason,
+        "once": once if body.fencing_token is None else None,  # with its token no repeat acts twice
+    }
+    if body.ranks is None:
+        result = service.manager.release(lease_id, failed_nodes=body.failed_nodes, **how)
     else:
-        result = service.manager.release_members(
-            body.task_id,
-            body.ranks,
-            fencing_token=body.fencing_token,
-            owner=owner,
-            outcome=outcome,
-            job_end=body.job_end,
-            reason=body.reason,
-            once=once,
-        )
+        result = service.manager.release_members(lease_id, body.ranks, **how)
     if result not in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED):
         raise not_released(service, caller, lease_id, token)
-    quarantined = result is ReleaseResult.QUARANTINED
-    return {"success": True, "task_id": lease_id, "quarantined": quarantined}
+    return {"success": True, "task_id": lease_id, "quarantined": result is ReleaseResult.QUARANTINED}
 
 
 @routes.add("POST", "/api/place", Role.USER, failures=(404,), tag="leases")
@@ -158,7 +145,7 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
         owner=owner_required(caller),
         checkpoint_at=body.checkpoint_at,
         for_s=body.for_s,
-        once=_key_unless_token(once, body.fencing_token),
+        once=once if body.fencing_token is None else None,  # with its token no repeat acts twice
     )
 
 
@@ -185,14 +172,8 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
     """Remove a pending request from the queue."""
     lease_id, sequence = _id_of(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)
-    is_cancelled = service.manager.cancel(
-        lease_id,
-        owner=owner_required(caller),
-        sequence=sequence,
-        reason=body.reason,
-        once=once,
-    )
-    if not is_cancelled:
+    owner = owner_required(caller)
+    if not service.manager.cancel(lease_id, owner=owner, sequence=sequence, reason=body.reason, once=once):
         raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
     return {"success": True, "task_id": lease_id}
 
@@ -223,8 +204,3 @@ def _id_of(
     except LeaseNotFoundError:
         return name, None
     return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence
-
-
-def _key_unless_token(once: Once | None, fencing_token: int | None) -> Once | None:
-    """Return the idempotency key unless a fencing token is given, with which no repeat acts twice."""
-    return once if fencing_token is None else None

@@ -56,12 +56,10 @@ def leases(service: Service, caller: Identity, query: schemas.PageQuery) -> Page
 @routes.add("GET", "/api/leases/changes", Role.READER, tag="leases")
 def lease_changes(service: Service, caller: Identity, query: schemas.ChangesQuery) -> results.LeaseChanges:
     """Leases and requests that changed since a version, once some have: the request is held until then."""
-
-    def is_due() -> bool:
-        return service.watch.has_changed_leases(query.after)
-
     service.watch.read(lambda cluster, now: None)
-    service.held.hold(flask.g.counted_as, is_due, query.timeout_s)
+    service.held.hold(
+        flask.g.counted_as, lambda: service.watch.has_changed_leases(query.after), query.timeout_s
+    )
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
@@ -125,12 +123,8 @@ def _exactly(service: Service, query: schemas.TaskQuery) -> results.Submission |
 
 
 def _named(service: Service, caller: Identity, query: schemas.TaskQuery) -> results.Submission:
-    return service.manager.named(
-        query.task_id,
-        pending=query.pending,
-        fencing_token=query.fencing_token,
-        owner=owner_required(caller),
-    )
+    token, owner = query.fencing_token, owner_required(caller)
+    return service.manager.named(query.task_id, pending=query.pending, fencing_token=token, owner=owner)
 
 
 @routes.add("GET", "/api/queue", Role.READER, tag="queue")

@@ -42,9 +42,9 @@ def act_resume(service: Service, caller: Identity) -> Any:
 def _back_from(server: ServerSummary, gpu: int | str | None, what: str) -> Any:
     """Go back to where the button of a server, or of one of its GPUs, is."""
     if gpu is None:
-        return _back("gpu.page_servers", f"{server['server_name']} {what}.")
-    flask.flash(f"GPU {gpu} of {server['server_name']} {what}.")
-    return flask.redirect(flask.url_for("gpu.page_server", server_id=server["server_id"]), 303)
+        return _back(f"{server['server_name']} {what}.", "gpu.page_servers")
+    message = f"GPU {gpu} of {server['server_name']} {what}."
+    return _back(message, "gpu.page_server", server_id=server["server_id"])
 
 
 @routes.add("POST", "/act/release", Role.USER)
@@ -56,7 +56,7 @@ def act_release(service: Service, caller: Identity) -> Any:
     )
     name = _name(service, form)
     api.leases.release(service, caller, body)
-    return _back("gpu.page_leases", f"{name} is released.")
+    return _back(f"{name} is released.", "gpu.page_leases")
 
 
 @routes.add("POST", "/act/stop", Role.USER)
@@ -66,10 +66,8 @@ def act_stop(service: Service, caller: Identity) -> Any:
     if form.fencing_token is None:
         raise ProblemError(400, "fencing_token is missing")
     _end_task(service, caller, form)
-    flask.flash(
-        lease_page.stop_job(service, caller, form.task_id, form.fencing_token, task_ended=form.end_task)
-    )
-    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+    done = lease_page.stop_job(service, caller, form.task_id, form.fencing_token, task_ended=form.end_task)
+    return _back(done, "gpu.page_lease", id=form.task_id)
 
 
 @routes.add("POST", "/act/preempt", Role.OPERATOR)
@@ -81,8 +79,8 @@ def act_preempt(service: Service, caller: Identity) -> Any:
     )
     grace = answer_words.duration(done["preempt_grace_s"])
     name = answer_words.name_in_words(done)
-    flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
-    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+    message = f"{name} is {done['reason']}: its job has {grace} to save what it did."
+    return _back(message, "gpu.page_lease", id=form.task_id)
 
 
 @routes.add("POST", "/act/cancel", Role.USER)
@@ -93,7 +91,7 @@ def act_cancel(service: Service, caller: Identity) -> Any:
     _end_task(service, caller, form)
     api.leases.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
     ended = lease_page.TASK_ENDED if form.end_task else ""
-    return _back("gpu.page_queue", f"{name} is no longer in the queue.{ended}")
+    return _back(f"{name} is no longer in the queue.{ended}", "gpu.page_queue")
 
 
 def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
@@ -113,9 +111,9 @@ def _name(service: Service, form: TaskForm) -> str:
     return service.watch.read(view)
 
 
-def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
+def _back(message: str, endpoint: str, **place: Any) -> flask.typing.ResponseReturnValue:
     flask.flash(message)
-    return flask.redirect(flask.url_for(endpoint), 303)
+    return flask.redirect(flask.url_for(endpoint, **place), 303)
 
 
 @routes.add("POST", "/act/hold", Role.USER)
@@ -128,5 +126,5 @@ def act_hold(service: Service, caller: Identity, query: HoldQuery) -> Any:
         page = what_if_page(service, caller, flask.request.form, None, plain(wrong))
         return flask.Response(page, getattr(wrong, "status", 400))
     name = answer_words.name_in_words(done)
-    flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
-    return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)
+    message = f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours."
+    return _back(message, "gpu.page_lease", id=done["task_id"])

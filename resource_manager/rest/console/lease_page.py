@@ -36,17 +36,13 @@ MAX_EVENTS = 100
 TASK_ENDED = " Its task has ended in Airflow, which does not try it again."
 
 WORDS = {
-    "queued": "queued",
-    "granted": "granted",
-    "released": "released",
     "membersreleased": "members released",
-    "expired": "expired",
-    "quarantined": "quarantined",
     "jobplaced": "its job is about to start",
     "cancelled": "left the queue",
     "preempting": "is being preempted",
     "deadlinerisk": "deadline",
 }
+"""Words for the kinds of changes whose names are none."""
 
 
 def demand_rows(request: Request) -> list[tuple[str, str]]:
@@ -58,16 +54,15 @@ def demand_rows(request: Request) -> list[tuple[str, str]]:
     types = ", ".join(request.gpu_types)
     is_first = types and request.types == TypeChoice.FIRST
     rows += [("GPU type", f"{types}: the first that fits" if is_first else types), ("Vendor", request.vendor)]
-    rows += [("GPU memory", request.gpu_memory)]
-    rows += [("Link of its GPUs", "" if request.link is Link.PREFER else str(request.link))]
+    link = "" if request.link is Link.PREFER else str(request.link)
+    rows += [("GPU memory", request.gpu_memory), ("Link of its GPUs", link)]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
     runtime = request.expected_runtime_s
     rows += [("Expected runtime", "" if runtime is None else answer_words.duration(runtime))]
     limits = {"Longest runtime": request.max_runtime_s, "Waits again after": request.requeue_after_s}
     rows += [(name, answer_words.duration(limit)) for name, limit in limits.items() if limit is not None]
-    deadline_at = request.deadline_at
-    rows += [("Deadline", "" if deadline_at is None else as_text(deadline_at))]
-    rows += [("If idle", request.idle_action)]
+    deadline = "" if request.deadline_at is None else as_text(request.deadline_at)
+    rows += [("Deadline", deadline), ("If idle", request.idle_action)]
     rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
     return [(name, value) for name, value in rows if value]
 

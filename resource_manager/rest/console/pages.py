@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import flask
@@ -17,7 +18,7 @@ from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import Explanation, QueueEntry
 from resource_manager.manager.serializers import coming_in_words, gpus_coming
-from resource_manager.rest import api, auth
+from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import (
     alerts,
@@ -33,7 +34,7 @@ from resource_manager.rest.console.history_pages import describe_health, health_
 from resource_manager.rest.events import CLIENT_GONE, EventStream
 from resource_manager.rest.openapi import document
 from resource_manager.rest.problems import ProblemError, from_validation
-from resource_manager.rest.routing import Routes
+from resource_manager.rest.routing import Routes, html_page
 from resource_manager.rest.schemas import ExplainQuery
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -55,17 +56,15 @@ def servers(service: Service, caller: Identity, query: forms.ServersQuery) -> An
         shown, paging = _paged(found, query.page)
         mapped = found if len(cluster.nodes) > forms.PER_PAGE else []
         return {
-            "now": now,
             **_side(cluster, now, entries),
             "rows": cells.server_rows(cluster, shown, now),
             "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
-            "totals": cells.totals(cluster),
             **paging,
         }
 
     shown = service.watch.read(view)
     cells.show_use(shown["rows"], _last_reports(service, [row["name"] for row in shown["rows"]]))
-    return _page("servers.html", service, caller, query=query, **shown)
+    return html_page("servers.html", service, caller, query=query, **shown)
 
 
 @routes.add("GET", "/fragments/servers", Role.READER)
@@ -78,7 +77,7 @@ def server_rows(service: Service, caller: Identity, query: forms.RowsQuery) -> A
 
     rows, now = service.watch.read(view)
     cells.show_use(rows, _last_reports(service, [row["name"] for row in rows]))
-    return _page("server_rows.html", service, caller, rows=rows, now=now)
+    return html_page("server_rows.html", service, caller, rows=rows, now=now)
 
 
 @routes.add("GET", "/servers/<int:server_id>", Role.READER)
@@ -109,25 +108,22 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     recent = service.recent.newest(service.manager.history, shown["totals"]["version"])
     changes = health_history(recent, shown["row"]["name"])
     more = {"use": uses[0], "changes": changes, "describe": describe_health}
-    return _page("server.html", service, caller, **more, **shown)
+    return html_page("server.html", service, caller, **more, **shown)
 
 
 @routes.add("GET", "/fragments/side", Role.READER)
 def side(service: Service, caller: Identity) -> Any:
     """Tiles and queue beside the servers."""
     entries = service.manager.queue()
-
-    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
-        return {"now": now, "totals": cells.totals(cluster), **_side(cluster, now, entries)}
-
-    return _page("side.html", service, caller, **service.watch.read(view))
+    shown = service.watch.read(lambda cluster, now: _side(cluster, now, entries))
+    return html_page("side.html", service, caller, **shown)
 
 
 @routes.add("GET", "/lease", Role.READER)
 def lease(service: Service, caller: Identity, query: forms.LeaseQuery) -> Any:
     """One lease or pending request."""
     shown = lease_page.look_at(service, caller, query.id, query.token)
-    return _page("lease.html", service, caller, **shown)
+    return html_page("lease.html", service, caller, **shown)
 
 
 @routes.add("GET", "/leases", Role.READER)
@@ -160,7 +156,7 @@ def leases(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
         and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
     ]
     jobs = {"on_slurm": on_slurm[: forms.PER_PAGE], "more_on_slurm": len(on_slurm) - forms.PER_PAGE}
-    return _page("leases.html", service, caller, query=query, **jobs, **service.watch.read(view))
+    return html_page("leases.html", service, caller, query=query, **jobs, **service.watch.read(view))
 
 
 @routes.add("GET", "/queue", Role.READER)
@@ -183,7 +179,7 @@ def queue(service: Service, caller: Identity, query: forms.ListQuery) -> Any:
         return {"rows": rows, "now": now, "totals": totals, "coming": coming, "summary": summary, **paging}
 
     announced = [each for each in service.manager.coming() if not query.mine or each["owner"] == caller.name]
-    return _page("queue.html", service, caller, query=query, **service.watch.read(view))
+    return html_page("queue.html", service, caller, query=query, **service.watch.read(view))
 
 
 @routes.add("GET", "/timeline", Role.READER)
@@ -196,7 +192,7 @@ def leases_over_time(service: Service, caller: Identity, query: forms.TimelineQu
     found, totals = service.watch.read(view)
     names, paging = _paged(found, query.page)
     shown = timeline.look_at(service, names, query.hours)
-    return _page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
+    return html_page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
 
 
 @routes.add("GET", "/use", Role.READER)
@@ -204,25 +200,25 @@ def use(service: Service, caller: Identity, query: forms.UseQuery) -> Any:
     """GPU-hours, and what became of them."""
     asked = ReportQuery(by=[query.by], since=query.days * 86_400)
     shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
-    return _page("use.html", service, caller, query=query, **shown)
+    return html_page("use.html", service, caller, query=query, **shown)
 
 
 @routes.add("GET", "/estimates", Role.READER)
 def estimates(service: Service, caller: Identity) -> Any:
     """How often estimated starts came true."""
-    return _page("estimates.html", service, caller, **service.manager.estimates())
+    return html_page("estimates.html", service, caller, **service.manager.estimates())
 
 
 @routes.add("GET", "/cluster", Role.READER)
 def cluster(service: Service, caller: Identity) -> Any:
     """The stored cluster, and its last changes."""
-    return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager, service.recent))
+    return html_page("cluster.html", service, caller, **cluster_page.look_at(service.manager, service.recent))
 
 
 @routes.add("GET", "/charts", Role.READER)
 def charts(service: Service, caller: Identity) -> Any:
     """Utilisation, waits and queue."""
-    return _page("charts.html", service, caller)
+    return html_page("charts.html", service, caller)
 
 
 @routes.add("GET", "/what-if", Role.READER)
@@ -249,7 +245,7 @@ def what_if_page(
     answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
     hold = flask.url_for("gpu.page_act_hold", **forms.HoldQuery().model_dump())
     more = {"given_for": form.get("for") or "1h", "gpus": (min(least, 1), most), "known": known, "hold": hold}
-    return _page("what_if.html", service, caller, given=shown, **more, **answered)
+    return html_page("what_if.html", service, caller, given=shown, **more, **answered)
 
 
 @routes.add("GET", "/docs", Role.READER)
@@ -257,7 +253,8 @@ def docs(service: Service, caller: Identity) -> Any:
     """Documentation of the REST interface, with forms to call it."""
     described = document(tuple(api.routes.all), service.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in api.routes.all}
-    return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
+    pretty = partial(json.dumps, indent=2)
+    return html_page("docs.html", service, caller, document=described, roles=roles, pretty=pretty)
 
 
 @routes.add("GET", "/events", Role.READER)
@@ -269,11 +266,8 @@ def events(service: Service, caller: Identity, query: forms.EventsQuery) -> Any:
     gone = environ.get("waitress.client_disconnected") or environ.get("asgi.scope", {}).get(
         CLIENT_GONE, lambda: False
     )
-    response = flask.Response(
-        EventStream(service, flask.g.counted_as, after, gone), content_type="text/event-stream"
-    )
-    response.headers["X-Accel-Buffering"] = "no"
-    return response
+    stream = EventStream(service, flask.g.counted_as, after, gone)
+    return flask.Response(stream, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 def _last_reports(service: Service, servers: list[str]) -> dict[str, KeptReport]:
@@ -290,13 +284,15 @@ def _pending(cluster: ClusterState, entries: Sequence[QueueEntry]) -> list[Queue
 
 
 def _side(cluster: ClusterState, now: float, entries: Sequence[QueueEntry]) -> dict[str, Any]:
-    """Return the alerts, and who waits first and why."""
+    """Return the totals, the alerts, and who waits first and why."""
     first = [
         {**entry, "asks": cells.gpus_asked(cluster.pending[entry["task_id"]].request)}
         for entry in _pending(cluster, entries)[:FIRST]
     ]
     oldest = min((entry.queued_at for entry in cluster.pending.values()), default=None)
     return {
+        "now": now,
+        "totals": cells.totals(cluster),
         "alerts": alerts.alerts(cluster) + alerts.under_maintenance(cluster, now),
         "waiting": first,
         "oldest": oldest,
@@ -308,14 +304,6 @@ def own_page(address: str) -> str:
     """Return the address if it is a path of this service, else that of the console's first page."""
     is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
     return address if is_own else flask.url_for("gpu.page_servers")
-
-
-def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:
-    may_hold = caller.role >= Role.USER
-    csrf = auth.csrf_token(service.secret, caller)
-    return flask.render_template(
-        template, service=service, caller=caller, csrf=csrf, may_hold=may_hold, **values
-    )
 
 
 def _paged(rows: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:
@@ -349,7 +337,3 @@ def plain(wrong: Exception) -> str:
         if (template := problem.members.get("template")) is not None:
             words = Words(template)
     return words.named(demand_form.LABELS)
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2)

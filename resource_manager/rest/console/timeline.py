@@ -49,16 +49,7 @@ ENDS = {
 """Classes and mark of a bar, by outcome; others were stopped or released."""
 
 MAX_TICKS = 5
-STEPS_S = [
-    step * unit
-    for unit, steps in (
-        (1, (10, 30)),
-        (60, (1, 2, 5, 10, 20, 30)),
-        (3600, (1, 2, 3, 6, 12)),
-        (86_400, (1, 2, 7)),
-    )
-    for step in steps
-]
+STEPS_S = (10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 """Times between two ticks."""
 
 
@@ -66,15 +57,12 @@ STEPS_S = [
 class Span:
     """Time of a lease on GPUs of one server; `outcome` is None while it runs, `why` tells of its end."""
 
-    lease_id: str
-    name: str
+    lease: Lease
     node: str
     gpu_ids: tuple[int, ...]
     start: float
     end: float
-    outcome: str | None
-    team: str
-    token: int
+    outcome: str | None = None
     why: str = ""
 
 
@@ -158,16 +146,13 @@ def past(lives: Lives, start: float, names: Collection[str]) -> tuple[list[Span]
     last = sorted(ends, key=lambda each: each[1].at)[-MAX_ENDED:]
     spans = [
         Span(
-            life.lease.lease_id,
-            name_of(life.lease),
+            life.lease,
             member.node,
             member.gpu_ids,
             life.granted.granted_at,
             end.at,
             _expired(life.lease) if end.expired else end.outcome or "ended",
-            life.lease.request.team,
-            life.lease.fencing_token,
-            why="".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
+            "".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
         )
         for life, end, member in last
     ]
@@ -181,14 +166,16 @@ def _expired(lease: Lease) -> str:
 
 def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:
     """Return the window and a row for each of these servers."""
-
     entries = service.manager.queue()
 
     def view(cluster: ClusterState, now: float) -> Any:
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
         running = [each for state in states for each in _running(state, colours, now, cluster)]
-        rows = {state.name: _row(state) for state in states}
+        rows: dict[str, Row] = {}
+        for state in states:
+            height = LANE * max(len(state.gpu_free), 2)
+            rows[state.name] = Row(state.node.server_id, state.name, state.is_open, height)
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
         windows = [
             window for window in cells.coming_maintenance(cluster, now) if rows.keys() & set(window.servers)
@@ -225,10 +212,6 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
     return {"window": window, "rows": list(rows.values()), "is_empty": is_empty, "most": most}
 
 
-def _row(state: NodeState) -> Row:
-    return Row(state.node.server_id, state.name, state.is_open, LANE * max(len(state.gpu_free), 2))
-
-
 def _running(
     state: NodeState, colours: Mapping[str, Colour], now: float, cluster: ClusterState
 ) -> list[tuple[Span, str, float | None]]:
@@ -236,17 +219,7 @@ def _running(
     for lease in state.leases.values():
         end = expected_end(lease, now, cluster)
         for member in lease.on(state.name):
-            span = Span(
-                lease.lease_id,
-                name_of(lease),
-                state.name,
-                state.gpu_ids_of(member),
-                lease.granted_at,
-                now,
-                None,
-                lease.request.team,
-                lease.fencing_token,
-            )
+            span = Span(lease, state.name, state.gpu_ids_of(member), lease.granted_at, now)
             classes = cells.css_classes(colours[lease.key]) + (" quarantined" if lease.quarantined else "")
             found.append((span, classes, end))
     return found
@@ -266,17 +239,20 @@ def _add(
     x = window.percent(span.start)
     width = max(window.percent(span.end) - x, 0.15)
     places = sorted(lanes[gpu_id] for gpu_id in span.gpu_ids if gpu_id in lanes)
-    name = f"{span.team} / {span.name}" if span.team else span.name
+    lease, name = span.lease, name_of(span.lease)
     words = span.outcome or "running"
-    title = f"{span.name}: {words}, {duration(span.end - span.start)}{span.why}"
+    title = f"{name}: {words}, {duration(span.end - span.start)}{span.why}"
     while places:
         run = [places.pop(0)]
         while places and places[0] == run[-1] + 1:
             run.append(places.pop(0))
         height = LANE * len(run) - 1
-        label = "" if bare or height < LANE else f"{mark}{name}"
+        of_team = f"{lease.request.team} / " if lease.request.team else ""
+        label = "" if bare or height < LANE else f"{mark}{of_team}{name}"
         place = LANE * run[0]
-        row.bars.append(Bar(x, width, place, height, classes, label, title, span.lease_id, span.token))
+        row.bars.append(
+            Bar(x, width, place, height, classes, label, title, lease.lease_id, lease.fencing_token)
+        )
 
 
 def _add_maintenance(row: Row, window: Window, maintenance: cells.Maintenance) -> None:
@@ -300,19 +276,10 @@ def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
         return
     end = start["at"] + (entry["expected_runtime_s"] or window.end)
     x = window.percent(start["at"])
+    width = max(window.percent(end) - x, 0.5)
     name = name_in_words(entry)
     sure = interval_in_words(start, window.now)
     title = f"{name}: should start in {duration(start['at'] - window.now)} ({sure})"
-    row.bars.append(
-        Bar(
-            x,
-            max(window.percent(end) - x, 0.5),
-            row.height + 2,
-            WAITING_LANE - 3,
-            "expected",
-            name,
-            title,
-            entry["task_id"],
-        )
-    )
+    y, height = row.height + 2, WAITING_LANE - 3
+    row.bars.append(Bar(x, width, y, height, "expected", name, title, entry["task_id"]))
     row.height += WAITING_LANE

@@ -11,6 +11,7 @@ from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console.pages import own_page, routes
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.routing import html_page
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
@@ -21,19 +22,11 @@ def login(service: Service, caller: Identity | None) -> Any:
     return _login_page(service, caller)
 
 
-def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
-    csrf = auth.csrf_token(service.secret, caller)
+def _login_page(service: Service, caller: Identity | None, error: str = "") -> flask.Response:
     provider = service.sign_on.settings() if service.sign_on else None
     destination = flask.request.values.get("next", "")
-    return flask.render_template(
-        "login.html",
-        service=service,
-        caller=caller,
-        csrf=csrf,
-        sign_on=provider,
-        next=destination,
-        **values,
-    )
+    page = html_page("login.html", service, caller, sign_on=provider, next=destination, error=error)
+    return flask.Response(page, 401 if error else 200)
 
 
 @routes.add("POST", "/login", None)
@@ -48,18 +41,14 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     try:
         token = authenticator.token_of(text, fresh=not service.limits.is_locked_out(address))
     except auth.ExpiredTokenError as expired:
-        return _log_in_failure(service, caller, expired.detail)
+        return _login_page(service, caller, expired.detail)
     if token is None:
         service.limits.count_failure(address)
-        return _log_in_failure(service, caller, "Unknown token.")
+        return _login_page(service, caller, "Unknown token.")
     if token.server:
         raise ProblemError(403, "an agent's token sends reports only: log in with another")
     authenticator.begin_session(token)
     return flask.redirect(own_page(flask.request.form.get("next", "")), 303)
-
-
-def _log_in_failure(service: Service, caller: Identity | None, error: str) -> flask.Response:
-    return flask.Response(_login_page(service, caller, error=error), status=401)
 
 
 @routes.add("POST", "/logout", Role.READER)

@@ -139,16 +139,13 @@ class Metrics:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
-    def watch_held(self, requests: Sized) -> None:
-        """Count the requests that are held."""
-        Gauge(
-            "gpu_manager_http_held_requests",
-            "Requests that wait until they are due.",
-            registry=self.registry,
-        ).set_function(lambda: len(requests))
-
-    def watch_state(self, is_closed: Callable[[], bool], is_outdated: Callable[[], bool]) -> None:
-        """Show whether the state was closed, and whether it was set back, as these say at each scrape."""
+    def watch_service(
+        self, requests: Sized, is_closed: Callable[[], bool], is_outdated: Callable[[], bool]
+    ) -> None:
+        """Count the requests that are held; show whether the state was closed or set back, at each scrape."""
+        text = "Requests that wait until they are due."
+        gauge = Gauge("gpu_manager_http_held_requests", text, registry=self.registry)
+        gauge.set_function(lambda: len(requests))
         self._unusable.labels("closed").set_function(is_closed)
         self._unusable.labels("outdated").set_function(is_outdated)
 
@@ -308,9 +305,7 @@ def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int, int]]:
     withheld = withheld_milli(state)
     for gpu in state.node.gpus:
         free, closed, total = by_type.get(gpu.gpu_type, (0, 0, 0))
-        by_type[gpu.gpu_type] = (
-            free + state.gpu_free[gpu.gpu_id],
-            closed + withheld.get(gpu.gpu_id, 0),
-            total + MILLI_PER_GPU,
-        )
+        free += state.gpu_free[gpu.gpu_id]
+        closed += withheld.get(gpu.gpu_id, 0)
+        by_type[gpu.gpu_type] = free, closed, total + MILLI_PER_GPU
     return by_type

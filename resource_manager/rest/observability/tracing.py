@@ -5,33 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
-
-
-class Span(Protocol):
-    def set_attribute(self, key: str, value: Any) -> Any: ...
-
-
-class _NoSpan:
-    def set_attribute(self, key: str, value: Any) -> None:
-        """Do nothing."""
-
+from typing import Any
 
 try:
     from opentelemetry import propagate, trace
 except ModuleNotFoundError:
-
-    def request_span(name: str, headers: Iterable[tuple[str, str]]) -> AbstractContextManager[Span]:
-        """Return a span that is not recorded."""
-        return contextlib.nullcontext(_NoSpan())
-
+    HAS_API = False
 else:
+    HAS_API = True
 
-    def request_span(name: str, headers: Iterable[tuple[str, str]]) -> AbstractContextManager[Span]:
-        """Return a server span for one request, a child of the caller's span if they sent `traceparent`."""
-        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            return contextlib.nullcontext(_NoSpan())  # there is no SDK: nobody would get the span
-        carrier = {key.lower(): value for key, value in headers}
-        return trace.get_tracer("gpu-resource-manager").start_as_current_span(
-            name, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER
-        )
+
+def request_span(name: str, headers: Iterable[tuple[str, str]]) -> AbstractContextManager[Any]:
+    """Return a server span for one request, a child of the caller's span if they sent `traceparent`.
+
+    It is None without an SDK, since nobody would get the span.
+    """
+    if not HAS_API or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return contextlib.nullcontext()
+    carrier = {key.lower(): value for key, value in headers}
+    return trace.get_tracer("gpu-resource-manager").start_as_current_span(
+        name, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER
+    )

@@ -42,9 +42,7 @@
       const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
       if (response.status === 401) location.reload(); // leads to the log-in
       if (response.ok) data = await response.json();
-    } catch (error) {
-      data = null;
-    }
+    } catch (error) { /* no answer */ }
     if (mine < drawn || period !== hours) return; // a later answer is there, or one for other hours comes
     drawn = mine;
     if (!data) {
