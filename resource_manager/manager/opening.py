@@ -37,7 +37,9 @@ class StatedCluster:
     def snapshot(self) -> Snapshot:
         """Return the state that an empty store gets."""
         nodes = self.built_in if self.nodes is None else self.nodes
-        return replace(ClusterState(nodes).snapshot(), settings=settings_of(self.fields))
+        settings = settings_of(self.fields)
+        named = replace(settings, policy_package=package_of(settings.policy))
+        return replace(ClusterState(nodes).snapshot(), settings=named)
 
 
 def open_cluster(commits: Transactions, stated: StatedCluster) -> None:
@@ -45,21 +47,20 @@ def open_cluster(commits: Transactions, stated: StatedCluster) -> None:
 
     Raises `SettingsError` if the store has another cluster than the one given.
     """
-    stated_settings = settings_of(stated.fields)
+    snapshot = stated.snapshot()
     # raise for an unknown name, also where nothing is stated
-    get_policy(stated_settings.policy)
-    get_order(stated_settings.order)
-    settings = replace(stated_settings, policy_package=package_of(stated_settings.policy))
+    get_policy(snapshot.settings.policy)
+    get_order(snapshot.settings.order)
     if not (stated.fields or stated.nodes is not None or stated.built_in):
         return
     try:
-        is_first = commits.initialise(replace(stated.snapshot(), settings=settings))
+        is_first = commits.initialise(snapshot)
     except (CorruptStateError, StateLostError) as error:
         # Every operation will raise the same error; only a reset helps, and that needs a manager.
         logger.error("%s", error)
         return
     if not is_first:
-        commits.peek_replica(lambda cluster, now: _require_same(cluster, stated, settings, now))
+        commits.peek_replica(lambda cluster, now: _require_same(cluster, stated, snapshot.settings, now))
 
 
 def _require_same(

@@ -16,10 +16,12 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NoServersError, ResourceManagerError
 from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.opening import StatedCluster
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.scheduling.placement import policies
 from resource_manager.storage import open_store
 from resource_manager.storage.base import Store
+from tests import package_policies
 from tests.builders import granted_lease, nodes
 from tests.redis_server import RedisServer
 
@@ -202,3 +204,12 @@ def test_a_state_that_begins_anew_issues_no_fencing_token_of_one_that_was_lost(
                 manager.apply(ClusterForm.model_validate({"servers": [{"name": "a", "gpus": 8, "cpus": 64}]}))
             tokens.append(granted_lease(manager.submit("job", 2))["fencing_token"])
     assert tokens[0] < tokens[1]
+
+
+def test_a_reset_of_a_state_that_nobody_can_read_keeps_the_package_of_the_policy_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes the cluster given to the manager, as an empty store's."""
+    package_policies.install(tmp_path, monkeypatch)
+    stated = StatedCluster(nodes("a"), {"policy": "at_most_two"})
+    assert stated.snapshot().settings.policy_package == "our-policies"
