@@ -11,10 +11,9 @@ NOT_MEASURED = "not measured"
 DATA = "DATA"
 """Stands for the folder of the public traces in a command."""
 
-PAIRS, PER_S, MS, S, PART, PERCENT = (
-    *("{:,.0f} pairs/s", "{:,.0f}/s", "{:,.1f} ms", "{:,.2f} s", "{:.2f}", "{:.1f} %"),
-)
-"""Formats of rows."""
+PAIRS, PER_S = "{:,.0f} pairs/s", "{:,.0f}/s"
+MS, S = "{:,.1f} ms", "{:,.2f} s"
+PART, PERCENT = "{:.2f}", "{:.1f} %"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -102,6 +102,12 @@ class Play:
             self.settle()
         else:
             assert self.decide(lambda state: allocator.schedule_pending(state, self.current)) == [], self
+
+    def course(self) -> Iterator[None]:
+        """Take 10 to 50 steps, and yield after each."""
+        for _ in range(self.chance.randint(10, 50)):
+            self.step()
+            yield
 
     def step(self) -> None:
         """Let time pass, and do one thing."""

@@ -24,8 +24,7 @@ def test_a_decision_changes_nothing_a_replica_decides_the_same_and_a_pass_leaves
     seed: int,
 ) -> None:
     play = Play(seed)
-    for _ in range(play.chance.randint(10, 50)):
-        play.step()
+    for _ in play.course():
         if play.chance.random() < 0.6:
             play.settle()
 
@@ -35,9 +34,8 @@ def test_a_decision_changes_nothing_a_replica_decides_the_same_and_a_pass_leaves
 def test_no_lease_is_preempted_in_vain(seed: int) -> None:
     """Once all its victims have ended, the request that they were taken for starts."""
     play = Play(seed, crowded=seed % 3 > 0)
-    for _ in range(play.chance.randint(10, 50)):
-        before = len(play.steps)
-        play.step()
+    before = 0
+    for _ in play.course():
         play.settle()
         by_preemptor = defaultdict(list)
         for lease_id in sorted(play.state.preempting):
@@ -47,14 +45,14 @@ def test_no_lease_is_preempted_in_vain(seed: int) -> None:
             for lease_id in by_preemptor[preemptor]:
                 after.end_preempted(lease_id)
             assert preemptor not in {each.lease_id for each in after.state.pending.values()}, after
+        before = len(play.steps)
 
 
 @given(seeds)
 @settings(max_examples=60)
 def test_a_request_is_granted_at_once_if_and_only_if_the_reason_says_so(seed: int) -> None:
     play = Play(seed)
-    for _ in range(play.chance.randint(10, 50)):
-        play.step()
+    for _ in play.course():
         if play.chance.random() < 0.3:
             play.settle()
             for standing in standings(play.state, play.current):
@@ -82,8 +80,8 @@ def ask_once(play: Play) -> None:
 @settings(max_examples=60)
 def test_once_all_is_open_and_ends_every_request_starts_that_no_rule_stops(seed: int) -> None:
     play = Play(seed)
-    for _ in range(play.chance.randint(10, 50)):
-        play.step()
+    for _ in play.course():
+        pass
     play.open_all()
     while held := [*play.state.leases.values(), *play.state.remainders.values()]:
         play.now += play.chance.choice([1.0, 40.0, 100.0])
