@@ -166,7 +166,8 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
     with job_files.lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
-        for number in (*ENDING, *TERMINAL_SIGNALS, signal.SIGUSR2):
+        numbers = (*ENDING, *TERMINAL_SIGNALS, signal.SIGUSR2)
+        for number in numbers:
             signal.signal(number, lambda *_: None)  # not ignored: what is started has the default again
         job_files.write_file(os.path.join(directory, "group"), str(os.getpgrp()))
         refuse_ended(root, key)
@@ -178,6 +179,8 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
         )
         code = job.wait()
     code = 128 - code if code < 0 else code
+    for number in numbers:  # Python gives its handlers up before it ends, and then the code would be lost
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):  # another process has just stopped the job
         job_files.write_file(os.path.join(directory, "exit_code"), str(code))
     return code

@@ -17,6 +17,9 @@ from resource_manager.jobs.directories.job_states import status
 
 BEGINNING_S = 0.2
 KILL_TIMEOUT_S = 10.0
+EXIT_S = 2.0
+"""Time for a process that has noted its job's exit code to end, and to return it to who waits for that."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -94,7 +97,7 @@ def preempt(
 
     found = tell_and_end(root, key, grace_s, wait_s, 0.05, tell, status, terminate)
     if found["state"] != "running":
-        terminate(root, key, 0.0)  # what it left behind, such as a process in the background
+        terminate(root, key, EXIT_S)  # what it left behind, such as a process in the background
     return found
 
 

@@ -138,3 +138,26 @@ def test_a_process_that_does_not_end_at_once_when_it_is_killed_is_still_the_job_
     assert not (tmp_path / "j" / "exit_code").exists()
     launcher.stop("j", 0.0)
     assert sleepers() == []
+
+
+@pytest.mark.parametrize(
+    "end", [partial(ending.preempt, grace_s=60.0, wait_s=60.0), ending.stop], ids=["preempt", "stop"]
+)
+def test_a_command_under_a_lease_returns_its_exit_code_though_what_is_left_of_it_is_ended(
+    tmp_path: Path, end: Callable[[str, str], object]
+) -> None:
+    """Its program takes a while to end, as on a busy server, and Python gives up its handlers before."""
+    LocalLauncher(str(tmp_path)).prepare(Job("j", ("/bin/true",)))
+    program = f"""
+import time
+from resource_manager.jobs.directories import attending
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)
+slow = Slow()
+raise SystemExit(attending.run({str(tmp_path)!r}, "j", "exit 7", {{}}))
+"""
+    command = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    wait_for((tmp_path / "j" / "exit_code").exists)
+    end(str(tmp_path), "j")
+    assert command.wait(60) == 7
