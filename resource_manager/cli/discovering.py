@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -104,7 +103,10 @@ def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
 
     shown = report.model_dump()
     for gpu, of_gpu in zip(shown["gpus"], report.gpus, strict=True):
-        gpu["health"] = [asdict(finding) for finding in findings(of_gpu, table)]
+        gpu["health"] = [
+            {"condition": each.condition, "action": each.action, "text": each.text, "todo": each.todo}
+            for each in findings(of_gpu, table)
+        ]
     return shown
 
 

@@ -23,7 +23,7 @@ LONGEST_S = 900.0
 
 def _service(target: Target) -> tuple[str, ServiceClient]:
     if not target.url:
-        raise Failure("log in at a service: --url https://gpus.example.org, or GPU_MANAGER_URL", BAD_INPUT)
+        raise Failure("name the service: --url https://gpus.example.org, or GPU_MANAGER_URL", BAD_INPUT)
     return target.url, cast("ServiceClient", target.manager)
 
 

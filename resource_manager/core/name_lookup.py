@@ -70,7 +70,12 @@ def find(
     if fencing_token is None and named:
         hint = f": {name_of(named[0])} {'is a lease: release' if pending else 'waits: cancel'} ends it"
     what = "pending request" if pending else "lease" if pending is False else "lease or pending request"
-    raise LeaseNotFoundError(text, message=f"no {what} is called {short(text)!r}{hint}")
+    message = f"no {what} is called {short(text)!r}{hint}"
+    leases = [entry for entry in named if isinstance(entry, Lease)]
+    if fencing_token is not None and named:
+        another = f"{name_of(leases[0])} has another" if leases else f"{name_of(named[0])} waits"
+        message = f"no lease is called {short(text)!r} with fencing token {fencing_token}: {another}"
+    raise LeaseNotFoundError(text, fencing_token, is_held=bool(leases), message=message)
 
 
 def find_preferring_pending(cluster: ClusterState, text: str) -> Named:

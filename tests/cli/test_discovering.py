@@ -52,6 +52,7 @@ def test_json_is_a_list_with_one_report_for_this_machine(state: State) -> None:
     assert set(process) >= PROCESS_KEYS
     assert (process["pid"], process["memory_mib"]) == (os.getpid(), 1)
     [finding] = second["health"]
+    assert set(finding) == {"condition", "action", "text", "todo"}
     assert finding["condition"] == "row remap pending"
     assert finding["action"] == "close after lease"
     assert finding["text"]

@@ -95,6 +95,17 @@ def test_what_is_not_found_is_told_with_what_is_alike() -> None:
             find(cluster, short_id(number), pending=pending)
 
 
+def test_what_has_another_fencing_token_is_not_said_to_be_gone() -> None:
+    cluster = cluster_of(task(2), held=(task(1),))
+    for number, is_held, what in ((1, True, "has another"), (2, False, "waits")):
+        name = short_id(number)
+        with pytest.raises(LeaseNotFoundError) as raised:
+            find(cluster, name, fencing_token=99)
+        error = raised.value
+        assert str(error) == f"no lease is called {name!r} with fencing token 99: my_dag.train {name} {what}"
+        assert (error.fencing_token, error.is_held) == (99, is_held)
+
+
 def test_the_remainder_of_a_gang_is_found_by_its_short_id_unless_its_request_is_back() -> None:
     cluster = ClusterState(nodes("ab"))
     gang = Request("g", gpus=1, resources={"cpus": 1}, nodes=2)

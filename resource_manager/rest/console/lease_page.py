@@ -122,7 +122,12 @@ def look_at(service: Service, caller: Identity, name: str, token: int | None = N
         if lease_of(change) == lease_id and (found["is_newest"] or token_of(change) == token)
     ][:MAX_EVENTS]
     if is_over and not events:
-        raise ProblemError(404, f"{name} has no lease, waits for none, and is not among the newest changes")
+        if token is None:
+            raise ProblemError(
+                404, f"{name} has no lease, waits for none, and is not among the newest changes"
+            )
+        detail = f"no lease of {name} with fencing token {token} is held or among the newest changes"
+        raise ProblemError(404, detail)
     if is_over:
         entries = (change.get("lease", change).get("request") for change in events)
         labels: dict[str, str] = next((entry.get("labels", {}) for entry in entries if entry is not None), {})

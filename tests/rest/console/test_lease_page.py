@@ -304,6 +304,17 @@ def test_what_is_not_known_is_not_found(as_role: AsRole) -> None:
     assert "never has no lease" in answer.get_data(as_text=True)
 
 
+def test_a_lease_that_is_not_known_any_more_is_told_from_the_present_one_of_its_id(
+    granted: int, as_role: AsRole
+) -> None:
+    answer = as_role(Role.READER).get("/lease", query_string={"id": NAME, "token": granted + 1})
+    text = html.unescape(answer.get_data(as_text=True))
+    assert (answer.status_code, f"no lease of {NAME} with fencing token {granted + 1} is held" in text) == (
+        404,
+        True,
+    )
+
+
 def test_the_overview_names_what_is_wrong_and_who_waits(manager: GPUResourceManager, as_role: AsRole) -> None:
     manager.drain(0, reason="<fan>", failed=True)
     while manager.submit(f"d/r/fill-{len(manager.leases())}", 8, 1, team="vision")["state"] == "RUNNING":
