@@ -109,12 +109,16 @@ def _names(field: str, default: object) -> str:
     return f"{name}/--not-{name.removeprefix('--')}" if default is True else name
 
 
-def demand_of(lease_id: str, options: dict[str, Any]) -> Demand:
-    """Return the demand of the options that were given; raises `InvalidRequestError`."""
-    from resource_manager.manager.demand import from_texts
+def demand_of(lease_id: str | None, options: dict[str, Any]) -> Demand:
+    """Return the demand of the options that were given; raises `InvalidRequestError`.
 
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    return _demand().of(**from_texts({"lease_id": lease_id, **given}))
+    Without a `lease_id` it is only asked about.
+    """
+    from resource_manager.manager import demand
+
+    fields = {"lease_id": lease_id, **options}
+    given = {name: value for name, value in fields.items() if value not in (None, ())}
+    return (demand.WhatIf if lease_id is None else demand.Demand).of(**demand.from_texts(given))
 
 
 def owned(target: Target, options: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd
-from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.results import ReleaseResult
 
@@ -264,7 +263,7 @@ def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **op
     if name is None and not given:
         raise Failure("say a NAME, which gpu-manager queue shows, or what is asked for: --gpus 1", BAD_INPUT)
     manager = target.manager
-    answer = manager.explain(demand_of(probe_id(), options)) if name is None else manager.explain_named(name)
+    answer = manager.explain(demand_of(None, options)) if name is None else manager.explain_named(name)
     print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise Exit(REFUSED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -110,8 +109,3 @@ def _parts(names: Iterable[str]) -> Iterator[list[str]]:
 
 def _without_slash(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F")
-
-
-def probe_id() -> str:
-    """A task id for a request that only asks: of nobody who holds or waits for anything."""
-    return f"what-if-{os.urandom(6).hex()}"

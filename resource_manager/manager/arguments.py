@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -41,3 +42,8 @@ def arguments_of(positional: Sequence[Any], options: Mapping[str, Any]) -> dict[
                 raise TypeError(f"{name} is given twice")
             given[name] = value
     return given
+
+
+def what_if_id() -> str:
+    """Return a lease id for a demand that is only asked about: of nobody who holds or waits for anything."""
+    return f"what-if-{os.urandom(6).hex()}"

@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
+from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of, what_if_id
 from resource_manager.manager.demand_fields import (
     MAX_COUNT,
     PRINTABLE,
@@ -246,6 +246,12 @@ class Demand(BaseModel, extra="forbid", frozen=True, defer_build=True):
             schema["properties"][alias] = {**own, **also}
         schema["required"] = [name for name in schema["required"] if name not in ALIASES.values()]
         return schema
+
+
+class WhatIf(Demand):
+    """A demand that is only asked about: of no lease, unless it says of which."""
+
+    lease_id: LeaseId = Field(default_factory=what_if_id, description="Id of a lease; omitted: of none.")
 
 
 class DemandOptions(TypedDict, total=False):

@@ -27,7 +27,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.asking import asking, user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.demand import Demand, DemandArguments
+from resource_manager.manager.demand import DemandArguments, WhatIf
 from resource_manager.manager.forecasts import Forecasts, kept_record
 from resource_manager.manager.queue_view import QueueView, SharedEntries, for_a_while
 from resource_manager.manager.recorded_changes import recorded
@@ -218,8 +218,11 @@ class Queries:
         prefer_server: int | str | None = None,
         **options: Unpack[DemandArguments],
     ) -> Explanation:
-        """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
+        """Explain if and where the request would be granted now, or why not and when; changes nothing.
+
+        Without a `lease_id` it is asked of nobody who holds or waits for anything.
+        """
+        demand = WhatIf.of(lease_id, gpus, cpus, prefer_server, **options)
         request = request_of(self._commits, demand, any_priority=True)
         return self._queue.read(lambda cluster, now: self._explanation_in(cluster, now, request))
 

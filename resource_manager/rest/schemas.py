@@ -9,12 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 from resource_manager.core.announced import MAX_AFTER, MAX_ANNOUNCED
 from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import MAX_RENEWAL_S, MAX_TIME_S
-from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.announcements import MAX_COPIES
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.commit.asking import MAX_BY
-from resource_manager.manager.demand import Demand, from_texts
+from resource_manager.manager.demand import Demand, WhatIf, from_texts
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.results import SlurmJob
@@ -376,10 +375,8 @@ class NameQuery(Query):
     name: LeaseId = Field(description="Full lease id, short id, dag.task[3] or dag.task.")
 
 
-class ExplainQuery(RestDemand):
+class ExplainQuery(WhatIf, RestDemand):
     """`GET /api/explain`; in a query, lists and pairs repeat their key: `gpu_types=A100&gpu_types=H100`."""
-
-    lease_id: LeaseId = Field(default_factory=probe_id, description="Id of a lease; omitted: of none.")
 
     @model_validator(mode="wrap")
     @classmethod

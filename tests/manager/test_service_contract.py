@@ -154,6 +154,7 @@ def test_a_refusal_is_a_value_with_a_kind_and_a_reason(service: LeaseService) ->
     assert isinstance(refused, Refusal)
     assert refused.kind == "no_capacity"
     assert refused.detail == service.explain("c", 2)["reason"]
+    assert refused.detail == service.explain(gpus=2)["reason"], "no lease need be named"
     never = service.try_allocate("d", 2, gpu_types=["H900"])
     assert isinstance(never, Refusal)
     assert never.kind == "never_fits"
