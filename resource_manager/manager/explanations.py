@@ -10,7 +10,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
 from resource_manager.manager.results import Explanation, Quotes, ServerVerdict, answer_of
 from resource_manager.manager.serializers import member_view, sharing_in_words
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.placement.policies import scores_of
 from resource_manager.scheduling.preemption.preempting import would_preempt
@@ -23,7 +23,19 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
 def explanation(cluster: ClusterState, request: Request, current: SchedulingPass) -> Explanation:
-    """Explain whether and where the request would be granted now, or why not: overall and per server."""
+    """Explain whether and where the request would be granted now, or why not: overall and per server.
+
+    Leases whose life is over are not in its way: the decision about a request ends them first.
+    """
+    due = lease_steps.expire(cluster, current.now) if current.suspended is None else []
+    if not due:
+        return _explanation(cluster, request, current)
+    with cluster.trial():
+        cluster.apply(*due)
+        return _explanation(cluster, request, current)
+
+
+def _explanation(cluster: ClusterState, request: Request, current: SchedulingPass) -> Explanation:
     placed = within_guarantee(cluster.ledger, request)
     with closed_for(cluster, request, current):
         verdicts = explain(cluster, placed)
@@ -32,19 +44,23 @@ def explanation(cluster: ClusterState, request: Request, current: SchedulingPass
         if current.suspended is None:
             scores = scores_of(current.policy, cluster, placed)
             members = select_members(cluster, request, current.policy)
-    granted, kind, reason = False, None, ""
+    grants: list[Granted] = []
+    kind, reason = None, ""
     if request.lease_id in cluster.leases:
         reason = "the task has a lease already"
     elif request.lease_id not in cluster.pending:
-        granted = any(
-            isinstance(change, Granted) and change.lease.lease_id == request.lease_id
+        grants = [
+            change
             for change in allocator.allocate_in_order(cluster, [request], current)
-        )
-    if not granted and not reason:
+            if isinstance(change, Granted) and change.lease.lease_id == request.lease_id
+        ]
+    if grants:  # where it delays nobody ahead of it
+        members = grants[0].lease.members
+    elif not reason:
         refusal = refusals_of(cluster, [request], current)[request.lease_id]
         kind, reason = str(refusal.kind), detail_of(refusal)
     victims: list[Lease] = []
-    if not granted and kind is not None and current.suspended is None:
+    if kind is not None and current.suspended is None:
         victims = would_preempt(cluster, request, current)
     if victims:
         named = listed(list(map(name_of, victims)))
@@ -56,7 +72,7 @@ def explanation(cluster: ClusterState, request: Request, current: SchedulingPass
         "nodes": request.nodes,
         "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
         "fits": members is not None,
-        "would_be_granted": granted,
+        "would_be_granted": bool(grants),
         "kind": kind,
         "reason": reason,
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,

@@ -172,7 +172,8 @@ def unreleased_lease(states: Iterable[NodeState], request: Request) -> facts.Unr
     for state in states:
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
-            return facts.Unreleased(name_of(unconfirmed[0]), state.name)
+            first = min(unconfirmed, key=lambda lease: lease.fencing_token)  # the same one in every process
+            return facts.Unreleased(name_of(first), state.name)
     return None
 
 
