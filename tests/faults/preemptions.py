@@ -33,7 +33,7 @@ class Preemptions:
         """Yield what the next change breaks; the cluster is the state before it."""
         ended, self._ended, self.victim = self._ended, None, ""
         if ended is not None:
-            yield from self._queued_again(ended, change)
+            yield from self._queued_again(ended, change, cluster.sequence)
         if isinstance(change, Preempting):
             self.count += bool(change.preemptor)
             yield from _by_right(cluster, change) if change.preemptor else _taken_back(cluster, change)
@@ -51,12 +51,14 @@ class Preemptions:
             if lease is not None and lease.preempt_until < math.inf:
                 self._ended, self.victim = lease, lease.lease_id
 
-    def _queued_again(self, lease: Lease, change: Change) -> Iterator[str]:
+    def _queued_again(self, lease: Lease, change: Change, last: int) -> Iterator[str]:
         if not isinstance(change, Queued) or change.request.lease_id != lease.lease_id:
             yield f"{lease.lease_id} was preempted and lost: {change} follows its end"
             return
-        arrived = lease.granted_at if lease.queued_at is None else lease.queued_at
-        if (change.queued_at, change.sequence) != (arrived, lease.sequence):
+        place = (lease.granted_at if lease.queued_at is None else lease.queued_at, lease.sequence)
+        if not lease.preempted_by and change.at > lease.preempt_until + lease.request.ttl_s:
+            place = (change.at, last + 1)  # the preemption was taken back a while ago: at the end
+        if (change.queued_at, change.sequence) != place:
             yield f"{lease.lease_id} lost its place in the queue when it was preempted"
         self._of_task[lease.lease_id] += 1
         yield from self._counted(change.request)

@@ -356,6 +356,9 @@ PREEMPTED: list[Change] = [
 ]
 
 
+LOST = "v lost its place in the queue when it was preempted"
+
+
 def followed(changes: list[Change]) -> list[str]:
     """Return what the changes break of the promises to preempted leases."""
     cluster, preemptions = ClusterState(default_inventory(1)), Preemptions()
@@ -373,6 +376,16 @@ def changed(place: int, **values: Any) -> list[Change]:
 
 def test_a_preempted_lease_that_goes_on_has_no_complaint() -> None:
     assert followed(PREEMPTED) == []
+
+
+@pytest.mark.parametrize(("at", "is_late"), [(10, False), (90_000, True)])
+def test_a_lease_that_goes_on_for_long_after_its_preemption_was_taken_back_waits_at_the_end(
+    at: int, is_late: bool
+) -> None:
+    history = [*PREEMPTED[:3], Cancelled("p", 3), Preempting("v", 1, "", 9, 3)]
+    ended = Released("v", 1, at, outcome=LeaseOutcome.PREEMPTED)
+    assert followed([*history, ended, Queued(AGAIN, at, 2, at)]) == ([] if is_late else [LOST])
+    assert followed([*history, ended, Queued(AGAIN, 0, 0, at)]) == ([LOST] if is_late else [])
 
 
 @pytest.mark.parametrize(
