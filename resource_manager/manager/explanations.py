@@ -25,11 +25,14 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 def explanation(cluster: ClusterState, request: Request, current: SchedulingPass) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server.
 
-    Leases whose life is over are not in its way: the decision about a request ends them first.
+    Leases whose life is over are not in its way: the decision about a request ends them first, and those who
+    wait get what that frees.
     """
     due = lease_steps.expire(cluster, current.now) if current.suspended is None else []
     if not due:
         return _explanation(cluster, request, current)
+    if request.lease_id not in cluster.pending:
+        due = allocator.with_dispatch(cluster, due, current)
     with cluster.trial():
         cluster.apply(*due)
         return _explanation(cluster, request, current)

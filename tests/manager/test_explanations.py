@@ -34,6 +34,18 @@ def test_a_lease_whose_life_is_over_is_not_in_the_way(clock: Clock, order: str) 
     assert granted["gpu_ids"] == answer["gpu_ids"]
 
 
+def test_what_the_end_of_such_a_lease_frees_is_theirs_who_wait(clock: Clock) -> None:
+    manager = opened(clock, 1, order="fifo")
+    manager.allocate("of a dead worker", 8, ttl=60)
+    manager.submit("ahead", 6)
+    clock.now += 61
+    answers = [manager.explain(gpus=gpus) for gpus in (2, 4)]
+    assert [answer["would_be_granted"] for answer in answers] == [True, False]
+    refused = manager.try_allocate("next", 4)
+    assert isinstance(refused, Refusal)
+    assert (answers[1]["kind"], answers[1]["reason"]) == (refused.kind, refused.detail)
+
+
 def test_a_request_behind_another_is_placed_where_it_does_not_delay_that(clock: Clock) -> None:
     manager = opened(clock, 2, policy="best_fit", order="fifo+backfill")
     manager.allocate("short", 4, expected_runtime=60, server=0)
