@@ -22,15 +22,17 @@ PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip"}
 
 
 class Row(NamedTuple):
-    """One row of a table: its values by column, and its position."""
+    """One row of a table: its values by column, and its position: the line, or the place in a JSON list."""
 
     values: Mapping[str, Any]
     path: Path
-    line: int
+    line: int | None
+    place: int | None = None
 
     def fail(self, reason: str) -> InputError:
         """Return the error to raise about this row."""
-        return InputError(reason, path=self.path, line=self.line)
+        item = "" if self.place is None else f"item {self.place}: "
+        return InputError(f"{item}{reason}", path=self.path, line=self.line)
 
     def text(self, column: str) -> str:
         """Return the value as text; empty if the column is absent."""
@@ -47,7 +49,7 @@ class Row(NamedTuple):
         if not text and default is not None:
             return default
         try:
-            value = int(text)
+            value = int(_plain(text))
         except ValueError:
             raise self.fail(f"{column} is {text!r}, not a whole number") from None
         if value < least:
@@ -59,8 +61,9 @@ class Row(NamedTuple):
     def wholes(self, columns: Iterable[str], most: int) -> list[int]:
         """Return whole numbers of 0 to `most`: quicker than one call of `whole` for each column."""
         try:
-            values = self.values
-            numbers = [int(values[column]) for column in columns]
+            texts = [self.values[column] for column in columns]
+            _plain("".join(map(str, texts)))
+            numbers = list(map(int, texts))
         except (TypeError, ValueError):
             numbers = [-1]
         if min(numbers) < 0 or max(numbers) > most:
@@ -73,7 +76,7 @@ class Row(NamedTuple):
         if not text and default is not None:
             return default
         try:
-            value = float(text)
+            value = float(_plain(text))
         except ValueError:
             raise self.fail(f"{column} is {text!r}, not a number") from None
         if not 0 <= value < math.inf:
@@ -81,6 +84,13 @@ class Row(NamedTuple):
         if value > most:
             raise self.fail(f"{column} is {text}, above {most:,}")
         return value
+
+
+def _plain(text: str) -> str:
+    """Return the text of a number; raise `ValueError` for 1_000, which Python alone reads as a thousand."""
+    if "_" in text:
+        raise ValueError(text)
+    return text
 
 
 def _no_text(path: Path, error: Exception) -> str:
@@ -191,3 +201,11 @@ def read_json(path: Path) -> Any:
         raise InputError(f"not JSON: {_mistake(error)}", path=path, line=line) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+
+
+def read_json_items(path: Path) -> list[Row]:
+    """Return the objects of a JSON list, each with its place from 1 on; raise `InputError`."""
+    items = read_json(path)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise InputError("not a list of objects", path=path)
+    return [Row(item, path, None, place) for place, item in enumerate(items, start=1)]

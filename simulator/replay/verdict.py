@@ -81,7 +81,7 @@ def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
 def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     table = rows(results)
     if "pods" in table[0]:
-        return _placing_verdict(table)
+        return _placing_verdict(results, table)
     first, different = table[0], distinct(table)
     if not first["jobs"]:
         return [f"There is no job in this {_workload(results)}, so there is nothing to compare."]
@@ -188,8 +188,7 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         )
     if _nobody_waits(table):
         found.append(
-            "No job waited for longer than a second: there was always a free GPU, so neither order nor "
-            "policy can show what it is worth."
+            "No job waited for longer than a second, so neither order nor policy can show what it is worth."
         )
     if not first.get("stated_runtimes", 1):
         found.append(
@@ -226,15 +225,20 @@ def findings(results: Sequence[dict[str, Any]]) -> list[str]:
     return [_waiting(row, first) for row in others]
 
 
-def _placing_verdict(table: list[Row]) -> list[str]:
-    first = table[0]
-    best = max(distinct(table), key=lambda row: row["allocated_percent"])
+def _placing_verdict(results: Sequence[dict[str, Any]], table: list[Row]) -> list[str]:
+    first, different = table[0], distinct(table)
+    best = max(different, key=lambda row: row["allocated_percent"])
+    used = f"{best['allocated_percent']:.1f} % of the GPUs when 130 % of them have been requested"
+    if len(table) == 1:
+        return [f"{first['name']} uses {used}."]
+    if len(different) == 1:
+        return [f"{_varied(results)} no difference on this {_workload(results)}: each uses {used}."]
     gain = best["allocated_percent"] - first["allocated_percent"]
     more = f", {gain:.1f} points more than {first['name']}" if gain >= 0.05 else ""
-    return [
-        f"{best['name']} {'uses' if len(table) == 1 else 'fills the cluster best: it uses'} "
-        f"{best['allocated_percent']:.1f} % of the GPUs when 130 % of them have been requested{more}."
-    ]
+    fills = (
+        "fills the cluster best: it uses" if len(best["names"]) == 1 else "fill the cluster best: they use"
+    )
+    return [f"{best['name']} {fills} {used}{more}."]
 
 
 def _rounds_verdict(results: Sequence[dict[str, Any]]) -> str:
@@ -342,16 +346,19 @@ def _mean_wait(result: dict[str, Any], has_guarantee: bool) -> float | None:
 
 def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:
     gain = row["allocated_percent"] - first["allocated_percent"]
-    lost, lost_first = (_fragmented(results, each["names"]) for each in (row, first))
+    lost, lost_first = (round(_fragmented(results, each["names"]), 1) for each in (row, first))
     if abs(gain) < 0.005:
         return f"{row['name']} places as much as {first['name']}."
-    much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
+    much = (
+        f"{row['name']} places {abs(gain):.1f} points {'more' if gain > 0 else 'less'} than {first['name']}"
+    )
+    if lost == lost_first:
+        return f"{much}."
     fact = (
         f"when 90 % of the load has arrived, {lost:.1f} % of the GPU capacity that it leaves free is of no "
         f"use, {lost_first:.1f} % of that of {first['name']}"
     )
-    link = "because" if (gain > 0) == (lost < lost_first) else "although"
-    return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
+    return f"{much}, {'because' if (gain > 0) == (lost < lost_first) else 'although'} {fact}."
 
 
 def _fragmented(results: Sequence[dict[str, Any]], names: Sequence[str]) -> float:

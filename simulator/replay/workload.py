@@ -19,7 +19,7 @@ from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
 from simulator.errors import InputError
-from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
+from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json_items, read_json_lines
 
 NODE_COLUMNS = ("node", "gpus")
 JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
@@ -301,14 +301,7 @@ def _rows(path: Path, columns: tuple[str, ...], more: tuple[str, ...]) -> Iterat
 
 
 def _json_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    if path.suffix == ".jsonl":
-        rows = list(read_json_lines(path))
-    else:
-        value = read_json(path)
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise InputError("not a list of objects", path=path)
-        rows = [Row(item, path, place) for place, item in enumerate(value, start=1)]
-    for row in rows:
+    for row in read_json_lines(path) if path.suffix == ".jsonl" else read_json_items(path):
         for name in columns:
             if name not in row.values:
                 raise row.fail(f"{name} is missing in {json.dumps(dict(row.values))[:80]}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from resource_manager.manager.plurals import counted
 from simulator.errors import InputError
-from simulator.io.rows import MAX_VALUE, Row, read_json
+from simulator.io.rows import MAX_VALUE, Row, read_json, read_json_items
 from simulator.rounds.job import Job
 
 SERVERS = 32
@@ -143,15 +143,12 @@ def read_jobs(folder: Path) -> list[ShockwaveJob]:
     """Return the jobs in order of arrival; raise `InputError` with file, place in the list and reason."""
     tables = read_tables(folder)
     path = folder / "jobs.json"
-    found = read_json(path)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise InputError("not a list of objects", path=path)
-    if not found:
+    rows = read_json_items(path)
+    if not rows:
         raise InputError("the trace lists no job", path=path)
     jobs: dict[str, ShockwaveJob] = {}
     latest_s = 0.0
-    for place, item in enumerate(found, start=1):
-        row = Row(item, path, place)
+    for row in rows:
         job = _job(row, tables)
         if job.name in jobs:
             raise row.fail(f"job {job.name} appears twice")

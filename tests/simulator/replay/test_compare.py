@@ -326,6 +326,23 @@ def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
         "odd places 1.0 points more than first_fit, although when 90 % of the load has arrived, 80.0 % of "
         "the GPU capacity that it leaves free is of no use, 74.1 % of that of first_fit.",
     ]
+    alike = row("alike", pods=1, allocated_percent=92.1, lost=74.12)
+    assert verdict.findings([first, alike]) == ["alike places 1.0 points less than first_fit."]
+
+
+def test_the_best_placing_is_named_only_where_it_differs() -> None:
+    best = [row(name, pods=1, allocated_percent=95.4, lost=50.0) for name in ("fgd", "best_fit")]
+    when = "95.4 % of the GPUs when 130 % of them have been requested"
+    worse = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
+    assert verdict.verdict(best[:1]) == [f"fgd uses {when}."]
+    assert verdict.verdict([worse, best[0]]) == [
+        f"fgd fills the cluster best: it uses {when}, 2.3 points more than first_fit."
+    ]
+    assert verdict.verdict([worse, *best]) == [
+        f"fgd = best_fit fill the cluster best: they use {when}, 2.3 points more than first_fit."
+    ]
+    [none] = verdict.verdict(best)
+    assert none.endswith(f"no difference on this workload: each uses {when}.")
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,8 @@ def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
         ("y,10", "x,10", "jobs.csv:3: job 'x' appears twice"),
         ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
+        ("z,20,10,2", "z,20,10,1_0", "jobs.csv:4: gpus is '1_0', not a whole number"),
+        ("z,20,10,2", "z,2_0,10,2", "jobs.csv:4: submit_s is '2_0', not a number"),
         ("a,2", "a,1025", "nodes.csv:2: gpus is 1025, above 1,024"),
         ("y,10", "y,1e308", "jobs.csv:3: submit_s is 1e308, above 1,000,000,000,000,000"),
         ("blue,5", "blue,-" + 400 * "9", "999, below -1,000,000,000,000,000"),
@@ -320,7 +322,8 @@ def test_a_value_of_json_is_one_text_or_number(tmp_path: Path, kind: str) -> Non
         if isinstance(types, str):
             assert len(read_workload(nodes, trace).jobs) == 1
         else:
-            with pytest.raises(InputError, match=r':1: gpu_types is \["T4"\], not one text or number'):
+            where = ":1" if kind == "jsonl" else ": item 1"
+            with pytest.raises(InputError, match=rf'{where}: gpu_types is \["T4"\], not one text or number'):
                 read_workload(nodes, trace)
 
 

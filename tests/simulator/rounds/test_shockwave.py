@@ -173,12 +173,12 @@ def test_optimus_resizes_jobs_of_this_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "GPT"}, "jobs.json:1: unknown model 'GPT'"),
-        ({"mode": "magic"}, "jobs.json:1: mode is 'magic', not one of static, accordion, gns"),
+        ({"model": "GPT"}, "jobs.json: item 1: unknown model 'GPT'"),
+        ({"mode": "magic"}, "jobs.json: item 1: mode is 'magic', not one of static, accordion, gns"),
         ({"gpus": 3}, "throughputs.json has no rate of LM at batch size 40 on 3 GPUs"),
-        ({"gpus": 64}, "jobs.json:1: gpus is 64, above 32"),
-        ({"steps": 0}, "jobs.json:1: steps and exclusive_s must be above 0"),
-        ({"arrival_s": "soon"}, "jobs.json:1: arrival_s is 'soon', not a number"),
+        ({"gpus": 64}, "jobs.json: item 1: gpus is 64, above 32"),
+        ({"steps": 0}, "jobs.json: item 1: steps and exclusive_s must be above 0"),
+        ({"arrival_s": "soon"}, "jobs.json: item 1: arrival_s is 'soon', not a number"),
     ],
 )
 def test_bad_jobs_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -209,7 +209,9 @@ def test_bad_files_are_named(tmp_path: Path, file: str, text: str | None, messag
 
 def test_jobs_must_be_in_order_of_arrival(tmp_path: Path) -> None:
     jobs = [shockwave_job(0, arrival_s=5.0), shockwave_job(1)]
-    assert_refused(replay(write_shockwave(tmp_path, *jobs)), "jobs.json:2: arrival_s is 0.0, before that")
+    assert_refused(
+        replay(write_shockwave(tmp_path, *jobs)), "jobs.json: item 2: arrival_s is 0.0, before that"
+    )
     assert_refused(replay(write_shockwave(tmp_path, shockwave_job(0), shockwave_job(0))), "appears twice")
 
 
