@@ -187,9 +187,7 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
             "compare over a longer time."
         )
     if _nobody_waits(table):
-        found.append(
-            "No job waited for longer than a second, so neither order nor policy can show what it is worth."
-        )
+        found.append("No job waited for longer than 1 s: neither order nor policy can show what it is worth.")
     if not first.get("stated_runtimes", 1):
         found.append(
             f"No request states a runtime, so backfill, {' and '.join(BY_RUNTIME)} have nothing to work "
@@ -229,16 +227,12 @@ def _placing_verdict(results: Sequence[dict[str, Any]], table: list[Row]) -> lis
     first, different = table[0], distinct(table)
     best = max(different, key=lambda row: row["allocated_percent"])
     used = f"{best['allocated_percent']:.1f} % of the GPUs when 130 % of them have been requested"
-    if len(table) == 1:
-        return [f"{first['name']} uses {used}."]
     if len(different) == 1:
-        return [f"{_varied(results)} no difference on this {_workload(results)}: each uses {used}."]
+        alike = f"{_varied(results)} no difference on this {_workload(results)}: each"
+        return [f"{first['name'] if len(table) == 1 else alike} uses {used}."]
     gain = best["allocated_percent"] - first["allocated_percent"]
     more = f", {gain:.1f} points more than {first['name']}" if gain >= 0.05 else ""
-    fills = (
-        "fills the cluster best: it uses" if len(best["names"]) == 1 else "fill the cluster best: they use"
-    )
-    return [f"{best['name']} {fills} {used}{more}."]
+    return [f"The cluster is filled best by {best['name']}: {used}{more}."]
 
 
 def _rounds_verdict(results: Sequence[dict[str, Any]]) -> str:

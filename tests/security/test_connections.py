@@ -122,9 +122,13 @@ def test_a_new_connection_of_an_address_ends_the_one_that_is_idle_for_longest(se
     with listening(server), ExitStack() as stack:
         begins, *idle = [stack.enter_context(socket.create_connection(address)) for _ in range(4)]
         begins.sendall(HALF)
-        assert all(answered(each) for each in (idle[1], idle[0], idle[2]))
-        # A client has its answer shortly before the server knows that it has.
-        wait_for(lambda: sum(each.is_idle() for each in list(server.active_channels.values())) == len(idle))
+        for each in (idle[1], idle[0], idle[2]):
+            assert answered(each)
+            # A client has its answer shortly before the server knows that it has.
+            [channel] = [
+                known for known in list(server.active_channels.values()) if known.addr == each.getsockname()
+            ]
+            wait_for(channel.is_idle)
         assert answered(stack.enter_context(socket.create_connection(address)))
         wait_for(lambda: is_closed(idle[1]))
         assert not any(is_closed(each) for each in (begins, idle[0], idle[2]))

@@ -336,10 +336,10 @@ def test_the_best_placing_is_named_only_where_it_differs() -> None:
     worse = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
     assert verdict.verdict(best[:1]) == [f"fgd uses {when}."]
     assert verdict.verdict([worse, best[0]]) == [
-        f"fgd fills the cluster best: it uses {when}, 2.3 points more than first_fit."
+        f"The cluster is filled best by fgd: {when}, 2.3 points more than first_fit."
     ]
     assert verdict.verdict([worse, *best]) == [
-        f"fgd = best_fit fill the cluster best: they use {when}, 2.3 points more than first_fit."
+        f"The cluster is filled best by fgd = best_fit: {when}, 2.3 points more than first_fit."
     ]
     [none] = verdict.verdict(best)
     assert none.endswith(f"no difference on this workload: each uses {when}.")
