@@ -24,6 +24,11 @@ try:
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 except ModuleNotFoundError as error:
     raise errors.SettingsError(f"SQL stores need {error.name}: {errors.how_to_install('sql')}") from error
+except ImportError as error:
+    raise errors.SettingsError(
+        "SQL stores need SQLAlchemy 2, and an older one is installed, as Airflow 3.0 requires: "
+        "use Airflow 3.1 or newer, a redis:// URL, or the URL of the service"
+    ) from error
 
 from resource_manager.storage.sql import tables
 from resource_manager.storage.sql.dialect import (
@@ -343,9 +348,10 @@ def _dialect(url: str) -> Dialect:
         from resource_manager.storage.sql.sqlite import SQLite
 
         return SQLite(url)
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # psycopg's own, too, where it has no libpq
+        missing = error.name or f"a driver that loads ({_words(error)})"
         raise errors.SettingsError(
-            f"{scheme}:// stores need {error.name}: {errors.how_to_install('sql')}"
+            f"{scheme}:// stores need {missing}: {errors.how_to_install('sql')}"
         ) from error
 
 
