@@ -450,6 +450,32 @@ def test_a_pair_outside_of_any_group_is_a_lease_of_the_tasks_between_it():
     assert sorted(pulled) == ["g.inner", "work"]
 
 
+NO_ALLOCATION = [{"task_id": "t", "fencing_token": 1}], "abc", 3, {"a": 1}
+
+
+@pytest.mark.parametrize("value", NO_ALLOCATION)
+def test_a_release_of_anything_but_an_allocation_says_what_it_takes(manager, value):
+    release = GPUReleaseOperator(task_id="release", lease=value)
+    with pytest.raises(AirflowFailException, match=r"lease must be the allocation of one .*expand\(lease="):
+        release.execute(context_of())
+
+
+def test_one_release_of_a_mapped_allocation_is_an_import_error_and_a_mapped_one_is_not():
+    with DAG("d"):
+        allocate = GPUAllocateOperator.partial(task_id="allocate").expand(gpus=[1, 2])
+        GPUReleaseOperator.partial(task_id="release").expand(lease=allocate.output)
+        with pytest.raises(TypeError, match=r"^again: lease must be the allocation of one "):
+            GPUReleaseOperator(task_id="again", lease=allocate.output)
+
+
+def test_a_task_after_a_mapped_allocation_is_of_none_of_its_leases(manager):
+    with DAG("d") as dag:
+        allocate = GPUAllocateOperator.partial(task_id="allocate").expand(gpus=[1, 2])
+        allocate >> BaseOperator(task_id="work")
+    with pytest.raises(AirflowException, match=r"allocate is mapped: put it .* into a mapped task group"):
+        lease.join_lease(SimpleNamespace(task=dag.get_task("work")))
+
+
 def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
     leases = []
 

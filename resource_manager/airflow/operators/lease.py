@@ -19,9 +19,10 @@ from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import MIN_DEFERRAL_S
 from resource_manager.airflow.task_trigger.waits import AnswerTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
-from resource_manager.airflow.version_compat import AirflowFailException
+from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.names import short
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.launchers.devices import MPS_PERCENTAGE, device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE, may_be_in_use
@@ -36,6 +37,11 @@ ENDING_S = MIN_DEFERRAL_S + 5.0
 """The reconciler's `ENDING_S` with the heartbeat of this Airflow."""
 
 UNKNOWN = "unknown"
+
+_NOT_ONE = (
+    "lease must be the allocation of one GPUAllocateOperator, allocate.output: for those of a mapped one, "
+    "use GPUReleaseOperator.partial(…).expand(lease=allocate.output)"
+)
 
 MEMBERS = "members"
 """XCom of `GPUAllocateOperator` with the members of its lease."""
@@ -76,6 +82,8 @@ class GPUReleaseOperator(BaseOperator):
 
     def __init__(self, *, lease: Any, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if isinstance(lease, XComArg) and getattr(getattr(lease, "operator", None), "is_mapped", False):
+            raise TypeError(f"{self.task_id}: {_NOT_ONE}")
         self.lease = lease
         self.gpu_conn_id = gpu_conn_id
 
@@ -89,6 +97,8 @@ class GPUReleaseOperator(BaseOperator):
                 self.log.info("nothing was allocated")
                 return
             manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
+            if not _is_allocation(self.lease):
+                raise AirflowFailException(f"{_NOT_ONE}; got {short(repr(self.lease))}")
             entry = _entry_of(manager, self.lease)
             if entry is None:
                 self.log.info("the lease had already ended")
@@ -122,6 +132,10 @@ class GPUReleaseOperator(BaseOperator):
         except Exception as error:  # the lease ends all the same
             self.log.warning("it is unknown how the tasks of the lease ended: %s", error)
             return {UNKNOWN}
+
+
+def _is_allocation(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"task_id", "fencing_token"} <= value.keys()
 
 
 def _entry_of(manager: LeaseService, allocation: Mapping[str, Any]) -> Submission | None:
@@ -168,6 +182,10 @@ def join_lease(task_instance: Any) -> None:
     allocate = _allocate_around(task_instance.task)
     if allocate is None:
         return
+    if allocate.is_mapped:
+        raise AirflowException(
+            f"{allocate.task_id} is mapped: put it and the tasks under its leases into a mapped task group"
+        )
     mapped = next(allocate.iter_mapped_task_groups(), None) is not None
     index = {"map_indexes": task_instance.map_index} if mapped else {}
     allocation = task_instance.xcom_pull(task_ids=allocate.task_id, **index)
