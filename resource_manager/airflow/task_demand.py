@@ -194,10 +194,7 @@ def submit(
         except errors.PriorityError as error:
             if not is_weight:
                 raise
-            logger.warning("priority_weight %d is cut to %d: %s", demand.priority, error.most, error)
-            return submit(
-                manager, demand.model_copy(update={"priority": error.most, "owner": owner}), identity
-            )
+            return submit(manager, cut(demand, error).model_copy(update={"owner": owner}), identity)
         except (errors.DuplicateTaskError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status != 409:
                 raise
@@ -212,6 +209,12 @@ def submit(
             raise AirflowFailException(str(error)) from None
         raise AirflowException(str(error)) from error
     return status
+
+
+def cut(demand: Demand, error: errors.PriorityError) -> Demand:
+    """Return the demand of a task with the highest priority that the cluster allows, and log it."""
+    logger.warning("priority_weight %d is cut to %d: %s", demand.priority, error.most, error)
+    return demand.model_copy(update={"priority": error.most})
 
 
 def end_lease(manager: LeaseService, identity: TaskIdentity, owner: str) -> int:

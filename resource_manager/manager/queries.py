@@ -223,7 +223,7 @@ class Queries:
         Without a `lease_id` it is asked of nobody who holds or waits for anything.
         """
         demand = WhatIf.of(lease_id, gpus, cpus, prefer_server, **options)
-        request = request_of(self._commits, demand, any_priority=True)
+        request = request_of(self._commits, demand)
         return self._queue.read(lambda cluster, now: self._explanation_in(cluster, now, request))
 
     def explain_named(self, name: str) -> Explanation:

@@ -67,13 +67,10 @@ _KINDS: dict[str, Callable[[Any], object]] = {
 """Fields whose values a `Request` has as another type."""
 
 
-def request_of(commits: Transactions, demand: Demand, *, any_priority: bool = False) -> Request:
-    """Return the request of a demand on the servers of the replica.
-
-    With `any_priority` also one that only an operator may make.
-    """
+def request_of(commits: Transactions, demand: Demand) -> Request:
+    """Return the request of a demand on the servers of the replica, as who asks may make it."""
     who = asking()
-    is_operator = any_priority or (who is not None and who.is_operator)
+    is_operator = who is not None and who.is_operator
 
     known = commits.known()
     if known is not None and not isinstance(demand.deadline, float):  # that counts by the store's clock

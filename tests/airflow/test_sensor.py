@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from tests.airflow.tasks import context_of, fire
 from tests.builders import redefine
 
@@ -49,6 +50,28 @@ def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, conn
     assert not GPUAvailableSensor(task_id="s", priority_weight=0, **asks).poke(context_of())
     asked = [call.args[0] for call in seen.explain.call_args_list]
     assert [(demand.priority, demand.team) for demand in asked] == [(7, "vision"), (0, "vision")]
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_sensor_asks_with_the_priority_that_the_request_would_have(manager, deferrable):
+    options: dict[str, Any] = {"gpus": 2, "cpus": 2, "deferrable": deferrable}
+    GPUAvailableSensor(task_id="s", priority_weight=5000, **options).execute(context_of())
+    with pytest.raises(AirflowFailException, match="priority must be at most 1000"):
+        GPUAvailableSensor(task_id="s", priority=5000, **options).execute(context_of())
+
+
+def test_a_sensor_that_waits_follows_the_highest_priority(manager, fast_triggers):
+    held = [manager.submit(f"holds{number}", 8, 8) for number in range(4)]
+    asks = {"task_id": "x", "gpus": 2, "cpus": 2, "priority": 900}
+    lower = ClusterForm.model_validate({"cluster": {"max_priority": 10}})
+
+    def then():
+        manager.apply(lower)
+        manager.release("holds0", fencing_token=granted_lease(held[0])["fencing_token"])
+
+    assert "server_name" in fire(FreeCapacityTrigger(asks, poke_interval_s=0.01, is_weight=True), then)
+    stated = fire(FreeCapacityTrigger(asks, poke_interval_s=0.01))
+    assert "priority must be at most 10" in stated["detail"]
 
 
 @pytest.mark.parametrize("gpus", [8, 6])

@@ -157,9 +157,12 @@ def test_the_command_line_names_the_limit(tmp_path: Any) -> None:
     assert len(ran.output.strip().splitlines()) == 1
 
 
-def test_an_explanation_takes_any_priority(as_role: AsRole) -> None:
-    answer = as_role(Role.READER).get("/api/explain?required_gpus=2&required_cpus=1&priority=5000")
-    assert answer.status_code == 200
+def test_an_explanation_takes_the_priorities_that_a_request_of_the_caller_may_have(as_role: AsRole) -> None:
+    path = "/api/explain?required_gpus=2&required_cpus=1&priority=5000"
+    assert as_role(Role.OPERATOR).get(path).status_code == 200
+    refused = as_role(Role.READER).get(path)
+    assert refused.status_code == 400
+    assert "priority must be at most 1000 (max_priority of the cluster)" in refused.get_data(as_text=True)
 
 
 def test_a_manager_says_the_bound(manager: GPUResourceManager) -> None:

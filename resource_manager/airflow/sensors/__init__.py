@@ -20,6 +20,7 @@ from resource_manager.airflow.version_compat import AirflowException, AirflowFai
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.demand import Demand
+from resource_manager.manager.results import Explanation
 
 
 class GPUAvailableSensor(task_demand.TakesDemand, Resumes, BaseSensorOperator):
@@ -47,7 +48,7 @@ class GPUAvailableSensor(task_demand.TakesDemand, Resumes, BaseSensorOperator):
         `AirflowException` if the manager cannot answer it for another reason.
         """
         try:
-            answer = GPUManagerHook(self.gpu_conn_id).get_conn().explain(self._demand(context))
+            answer = self._explanation(self._demand(context))
         except errors.NoServersError as error:
             self.log.warning("still waiting: %s", error)
             return False
@@ -78,7 +79,9 @@ class GPUAvailableSensor(task_demand.TakesDemand, Resumes, BaseSensorOperator):
         if not self.poke(context):
             asked = self._demand(context).model_dump(exclude_unset=True)
             self.defer(
-                trigger=FreeCapacityTrigger(asked, self.poke_interval, gpu_conn_id=self.gpu_conn_id),
+                trigger=FreeCapacityTrigger(
+                    asked, self.poke_interval, is_weight=self._has_weight, gpu_conn_id=self.gpu_conn_id
+                ),
                 method_name="execute_vacant",
                 timeout=timedelta(seconds=self.timeout),
             )
@@ -98,3 +101,16 @@ class GPUAvailableSensor(task_demand.TakesDemand, Resumes, BaseSensorOperator):
     def _demand(self, context: Any) -> Demand:
         lease_id = f"{identity_of(context).lease_id} (sensor)"
         return task_demand.demand_of(self, self.given_fields(), context, lease_id)
+
+    @property
+    def _has_weight(self) -> bool:
+        return self.given_fields()["priority"] is None
+
+    def _explanation(self, demand: Demand) -> Explanation:
+        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
+        try:
+            return manager.explain(demand)
+        except errors.PriorityError as error:
+            if not self._has_weight:
+                raise
+            return manager.explain(task_demand.cut(demand, error))

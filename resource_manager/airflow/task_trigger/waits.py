@@ -118,11 +118,12 @@ class GrantTrigger(TaskBoundTrigger):
 class FreeCapacityTrigger(PlainTrigger):
     """Fire a `Vacancy` when the request would be granted at once, or no server can ever fit it.
 
-    It allocates nothing.
+    It allocates nothing. A priority that `is_weight`, Airflow's own, is cut to what the cluster allows.
     """
 
     arguments: dict[str, Any]
     poke_interval_s: float = 5.0
+    is_weight: bool = False
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         yield await self._fire(await self._vacancy())
@@ -142,7 +143,10 @@ class FreeCapacityTrigger(PlainTrigger):
                     self.log.info("%s", line)
             except errors.NoServersError as error:
                 self.log.warning("still waiting: %s", error)
-            except errors.InvalidRequestError as error:  # the inventory may have changed since the task asked
+            except errors.InvalidRequestError as error:  # the cluster may have changed since the task asked
+                if self.is_weight and isinstance(error, errors.PriorityError):
+                    self.arguments = {**self.arguments, "priority": error.most}
+                    continue
                 return Vacancy(detail=str(error), reasons=log.reasons)
             except (errors.ResourceManagerError, AirflowException) as error:
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
