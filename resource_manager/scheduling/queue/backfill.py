@@ -67,7 +67,7 @@ class Reservations:
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
         """By position of a node its timeline by leases alone, and with what is reserved."""
-        self._mark, self._before = self._leases.reserved
+        self._mark, self._before = self._leases.reserved_until(self._now)
         self._made: list[Reservation] = []
         self._place_before = {each.request.lease_id: place for place, each in enumerate(self._before)}
         self._passed = 0
@@ -204,7 +204,7 @@ class Reservations:
         Nodes that changed since then, also by what is reserved there, become dirty.
         """
         if not self._made:
-            self._leases.reserved = self._cluster.mark, self._made
+            self._leases.reserved = self._cluster.mark, self._now, self._made
         changed = self._cluster.changed_since(self._mark)
         if self._dirty is None or changed is None:
             self._dirty = None

@@ -52,7 +52,8 @@ class Timeline:
         self._node = node
         self._times = times
         self._free = free
-        self._earliest: dict[tuple[object, ...], float] = {}
+        self._earliest: dict[tuple[object, ...], tuple[float, float]] = {}
+        """By shape and runtime the time that was asked about, and the start from then on."""
         self._spans: dict[tuple[object, ...], list[Span]] = {}
         self._rooms: dict[tuple[object, ...], float] = {}
         self._next: tuple[tuple[object, ...], Timeline] | None = None
@@ -120,11 +121,11 @@ class Timeline:
             starts = map(opening, (now, *self._times[bisect_right(self._times, now) :]))
             return next((start for start in starts if self._fits_at(request, runtime_s, start)), math.inf)
         key = (request.shape, runtime_s)
-        start = self._earliest.get(key, -math.inf)
-        if start < now:
+        since, start = self._earliest.get(key, (now, -math.inf))
+        if not since <= now <= start:  # a play of the queue asks about later times than the pass after it
             start = self._search(request, runtime_s, now, until)
             if start < math.inf or until == math.inf:
-                _keep(self._earliest, key, start)
+                _keep(self._earliest, key, (now, start))
         return start
 
     def _search(self, request: Request, runtime_s: float, now: float, until: float) -> float:
@@ -250,8 +251,8 @@ class LeaseTimelines:
         self._made_of: list[object] = []
         self._changed: set[int] = set()
         self._rooms: dict[tuple[object, ...], Rooms] = {}
-        self.reserved: tuple[int, list[Reservation]] = (-1, [])
-        """The mark at which the last pass began to reserve, and its reservations."""
+        self.reserved: tuple[int, float, list[Reservation]] = (-1, -math.inf, [])
+        """The mark and the time at which the last pass began to reserve, and its reservations."""
 
     @classmethod
     def of(cls, cluster: ClusterState) -> LeaseTimelines:
@@ -261,6 +262,11 @@ class LeaseTimelines:
             found = cluster.policy_cache[cls] = cls(cluster)
         found._note_ends()
         return found
+
+    def reserved_until(self, now: float) -> tuple[int, list[Reservation]]:
+        """Return the mark and the reservations of the last pass, none if it was a later one, as in a play."""
+        mark, reserved_at, reservations = self.reserved
+        return (mark, reservations) if reserved_at <= now else (-1, [])
 
     def _note_ends(self) -> None:
         """Have those nodes looked at again that have leases whose expected end has changed."""

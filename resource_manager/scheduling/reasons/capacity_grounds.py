@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 
 from resource_manager.core import fit
 from resource_manager.core import server_facts as facts
@@ -160,11 +161,14 @@ def _without_port(states: list[NodeState], request: Request) -> facts.NoPort | f
     return facts.NoPlacement()
 
 
+_token = attrgetter("fencing_token")
+
+
 def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
-    """Yield the leases on open servers that could fit the request when empty."""
+    """Yield the leases on open servers that could fit the request when empty, in one order everywhere."""
     for state in cluster.nodes:
         if state.is_open and state.could_fit(request):
-            yield from state.leases.values()
+            yield from sorted(state.leases.values(), key=_token)
 
 
 def unreleased_lease(states: Iterable[NodeState], request: Request) -> facts.Unreleased | None:
@@ -172,7 +176,7 @@ def unreleased_lease(states: Iterable[NodeState], request: Request) -> facts.Unr
     for state in states:
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
-            first = min(unconfirmed, key=lambda lease: lease.fencing_token)  # the same one in every process
+            first = min(unconfirmed, key=_token)  # the same one in every process
             return facts.Unreleased(name_of(first), state.name)
     return None
 
@@ -184,7 +188,8 @@ def kept_for_another(
     for state in states if cluster.preempting else ():
         parts = [lease for lease in state.leases.values() if kept_for(lease.lease_id) != lease.lease_id]
         if parts and state.is_open and _fits_without(state, parts, request):
-            return facts.FreeForPreemptor(state.name, name_in(cluster, kept_for(parts[0].lease_id)))
+            first = min(parts, key=_token)
+            return facts.FreeForPreemptor(state.name, name_in(cluster, kept_for(first.lease_id)))
     return None
 
 

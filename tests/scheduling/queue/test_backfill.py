@@ -400,6 +400,8 @@ def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before(seeds
         cluster, now = random_queue(draw), 5.0
         order = get_order(draw.choice(("priority", "fifo", "srtf")) + "+backfill")
         for _ in range(4):
+            for later in draw.choices(range(60), k=draw.choice((0, 2))):  # as in the plays of an estimate
+                allocator.schedule_pending(cluster, SchedulingPass(first_fit, order, now + later))
             changes = allocator.schedule_pending(cluster, SchedulingPass(first_fit, order, now))
             fresh = ClusterState.from_snapshot(cluster.snapshot())
             assert changes == allocator.schedule_pending(fresh, SchedulingPass(first_fit, order, now)), (

@@ -44,6 +44,7 @@ def test_a_reservation_leaves_its_gpus_before_and_after_it() -> None:
     assert a.earliest(ask("t", 4), 10.0, 10.0, until=150.0) == math.inf
     assert a.earliest(ask("t", 4), 10.0, 10.0) == 200.0
     assert a.earliest(ask("t", 4), 10.0, 250.0) == 250.0, "what was answered before is of the past"
+    assert a.earliest(ask("t", 4), 10.0, 10.0) == 200.0, "and this of a later time"
 
 
 def test_only_what_a_change_touches_is_made_again() -> None:
