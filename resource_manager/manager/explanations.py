@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resource_manager.core.changes import Granted
+from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import listed, name_of
@@ -26,19 +26,27 @@ def explanation(cluster: ClusterState, request: Request, current: SchedulingPass
     """Explain whether and where the request would be granted now, or why not: overall and per server.
 
     Leases whose life is over are not in its way: the decision about a request ends them first, and those who
-    wait get what that frees.
+    wait get what that frees. They also get what else is free by now, before one that they come before.
     """
+    is_new = request.lease_id not in cluster.pending
     due = lease_steps.expire(cluster, current.now) if current.suspended is None else []
-    if not due:
-        return _explanation(cluster, request, current)
-    if request.lease_id not in cluster.pending:
+    if due and is_new:
         due = allocator.with_dispatch(cluster, due, current)
     with cluster.trial():
         cluster.apply(*due)
-        return _explanation(cluster, request, current)
+        grants: list[Change] = []
+        if is_new and request.lease_id not in cluster.leases:
+            grants = allocator.allocate_in_order(cluster, [request], current)
+        leases = (change.lease for change in grants if isinstance(change, Granted))
+        granted = next((lease for lease in leases if lease.lease_id == request.lease_id), None)
+        if granted is None:
+            cluster.apply(*grants)
+        return _explanation(cluster, request, current, granted)
 
 
-def _explanation(cluster: ClusterState, request: Request, current: SchedulingPass) -> Explanation:
+def _explanation(
+    cluster: ClusterState, request: Request, current: SchedulingPass, granted: Lease | None
+) -> Explanation:
     placed = within_guarantee(cluster.ledger, request)
     with closed_for(cluster, request, current):
         verdicts = explain(cluster, placed)
@@ -47,19 +55,12 @@ def _explanation(cluster: ClusterState, request: Request, current: SchedulingPas
         if current.suspended is None:
             scores = scores_of(current.policy, cluster, placed)
             members = select_members(cluster, request, current.policy)
-    grants: list[Granted] = []
     kind, reason = None, ""
-    if request.lease_id in cluster.leases:
+    if granted is not None:  # where it delays nobody ahead of it
+        members = granted.members
+    elif request.lease_id in cluster.leases:
         reason = "the task has a lease already"
-    elif request.lease_id not in cluster.pending:
-        grants = [
-            change
-            for change in allocator.allocate_in_order(cluster, [request], current)
-            if isinstance(change, Granted) and change.lease.lease_id == request.lease_id
-        ]
-    if grants:  # where it delays nobody ahead of it
-        members = grants[0].lease.members
-    elif not reason:
+    else:
         refusal = refusals_of(cluster, [request], current)[request.lease_id]
         kind, reason = str(refusal.kind), detail_of(refusal)
     victims: list[Lease] = []
@@ -75,7 +76,7 @@ def _explanation(cluster: ClusterState, request: Request, current: SchedulingPas
         "nodes": request.nodes,
         "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
         "fits": members is not None,
-        "would_be_granted": bool(grants),
+        "would_be_granted": granted is not None,
         "kind": kind,
         "reason": reason,
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,
