@@ -258,12 +258,16 @@ class AirflowApi:
         """Return the JSON answer to a call under `/api/v2`; raises `StackError`."""
         if "Authorization" not in self._client.headers:
             self._client.headers["Authorization"] = f"Bearer {self.token}"
-        answer = self._client.request(method, f"/api/v2{path}", json=body)
-        for _ in range(BUSY_RETRIES):
-            if answer.status_code != 500:  # a locked SQLite gives 500
+        for tries_left in reversed(range(BUSY_RETRIES + 1)):
+            try:
+                answer = self._client.request(method, f"/api/v2{path}", json=body)
+            except httpx.TimeoutException:
+                if method != "GET" or not tries_left:  # anything else may have been done
+                    raise
+                continue
+            if answer.status_code != 500 or not tries_left:  # a locked SQLite gives 500
                 break
             time.sleep(1.0)
-            answer = self._client.request(method, f"/api/v2{path}", json=body)
         if answer.is_error:
             raise StackError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         return answer.json() if answer.content else None

@@ -194,8 +194,8 @@ def serve(
             max_per_address=max_connections_per_address,
             trusted_proxy=trusted_proxy,
         )
-    except (OSError, ValueError) as error:  # such as a port in use
-        why = getattr(error, "strerror", None) or error
+    except (OSError, ValueError) as error:  # such as a port in use, or a name that waitress cannot resolve
+        why = getattr(error, "strerror", None) or "no address of that name or port is known here"
         raise Failure(f"--host {host} --port {port}: {why}", BAD_INPUT) from error
     if not _serve(server, service, notice_key, records):
         leave(0)

@@ -219,10 +219,20 @@ def test_a_broken_file_of_its_own_keeps_a_service_with_a_sign_on_from_starting(
     assert (done.exit_code, f"{name} may be changed by others" in line) == (2, True), line
 
 
-def test_a_port_in_use_is_one_line_that_names_it(used_port: str, tmp_path: Path) -> None:
-    command = [*GPU_MANAGER, "--store", "memory://", "serve", "--port", used_port]
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "Address already in use"),
+        ("nope.invalid", "no address of that name or port is known here"),
+    ],
+)
+def test_an_address_that_cannot_be_bound_is_one_line_that_names_it(
+    host: str, why: str, used_port: str, tmp_path: Path
+) -> None:
+    options = ["--host", host, "--port", used_port, "--insecure"]
+    command = [*GPU_MANAGER, "--store", "memory://", "serve", *options]
     done = subprocess.run(command, env=environment_in(tmp_path), capture_output=True, text=True)
-    line = f"Error: --host 127.0.0.1 --port {used_port}: Address already in use"
+    line = f"Error: --host {host} --port {used_port}: {why}"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
 
 
