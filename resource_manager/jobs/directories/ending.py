@@ -198,8 +198,9 @@ def remove(root: str, key: str) -> None:
             else:
                 os.rmdir(own)
     shutil.rmtree(directory, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        os.unlink(job_files.told_file_of(root, key))
+    for path in (job_files.told_file_of(root, key), job_files.begun_file_of(root, key)):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def refuse_ended(root: str, key: str, is_gone: Callable[[str], bool] = is_gone) -> None:

@@ -19,9 +19,12 @@ CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
 PREPARED = "prepared"
 SIGN = "sign"
-TOLD = "told"
 KEPT = "kept"
+TOLD = "told"
+BEGUN = "begun"
 ENDED = "ended"
+OUTSIDE = ENDED, TOLD, BEGUN
+"""Folders of what is kept of a job outside of its own directory."""
 ENDED_S = 86400.0
 ANY = "of any lease"
 STARTER_TIMEOUT_S = 10.0
@@ -80,11 +83,16 @@ def told_file_of(root: str, key: str) -> str:
     return path_in(root, TOLD, key)
 
 
+def begun_file_of(root: str, key: str) -> str:
+    """Return the file that says, outside of the job's directory, that the job was started."""
+    return path_in(root, BEGUN, key)
+
+
 def jobs_in(root: str) -> Iterator[str]:
     """Yield the keys of the jobs that have a directory."""
     with suppress(FileNotFoundError), os.scandir(os.path.expanduser(root)) as entries:
         for entry in entries:
-            if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD) and KEY.fullmatch(entry.name):
+            if entry.is_dir() and entry.name not in (KEPT, *OUTSIDE) and KEY.fullmatch(entry.name):
                 yield entry.name
 
 

@@ -23,14 +23,15 @@ def status(root: str, key: str) -> dict[str, Any]:
     """
     directory = job_files.directory_of(root, key)
     found = unstarted(root, key)
-    if not job_files.exists(directory):
-        return found
     gone = job_files.is_free(directory)
     exit_code = job_files.number_of(f"{directory}/exit_code")
     if exit_code is None and not gone:
         return {**found, "state": "running"}
     if exit_code is None and not job_files.exists(os.path.join(directory, "group")):
-        return found
+        if any(processes_of(directory)):  # somebody has removed its directory
+            return {**found, "state": "running"}
+        if not job_files.exists(job_files.begun_file_of(root, key)):
+            return found
     # A killed job writes no exit code.
     ended_at = job_files.modified_at(os.path.join(directory, "exit_code"))
     return {**found, "state": "finished", "exit_code": exit_code, "ended_at": ended_at}
@@ -56,15 +57,13 @@ def running(root: str, user: str = "") -> dict[str, Any]:
     folder = folder_of(root, user)
     marked = marked_in(folder)
     directories = {key: os.path.join(folder, key) for key in job_files.jobs_in(folder)}
-    return {
-        "running": [
-            key
-            for key, directory in directories.items()
-            if key in marked
-            or not job_files.is_free(directory)
-            or (has_group(directory) and any(processes_of(directory)))
-        ]
-    }
+    others = (
+        key
+        for key, directory in directories.items()
+        if key not in marked
+        and (not job_files.is_free(directory) or (has_group(directory) and any(processes_of(directory))))
+    )
+    return {"running": [*sorted(marked), *others]}  # also of those whose directory somebody has removed
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:

@@ -15,22 +15,26 @@ from typing import Any
 from resource_manager.jobs.directories import job_files
 from resource_manager.jobs.directories.ending import refuse_ended, terminate
 from resource_manager.jobs.directories.job_processes import processes_of
-from resource_manager.jobs.directories.job_states import status
+from resource_manager.jobs.directories.job_states import marked_in, status
 
 SET_WITHIN = "GPU_JOB_ENVIRONMENT"
 NOT_INHERITED = re.compile("_?AIRFLOW_(?!HOME$)|GPU_MANAGER_(?!NVML$)")
 """Variables of Airflow and the agent, keys and passwords among them, that their jobs do not inherit."""
 
 # The outer shell exits at once, so that the job has no parent here. It looks for the tombstone when `stop`
-# already sees it, so a start that was halted before starts nothing. If it cannot write `group`, as on a full
-# disk, it starts nothing either, since a job without this file would be started twice. The inner shell writes
-# the exit code, over blanks: the job may fill the disk. It traps the signals that end the job; a trapped
-# signal is reset to its default in children. A job that is told before its command has begun does not begin:
-# the command would not know of it.
+# already sees it, so a start that was halted before starts nothing. If it cannot write `group`, as on a
+# full disk, it starts nothing either, since a job without this file would be started twice. The file
+# `begun` is for where somebody removes the directory. The inner shell writes the exit code, over blanks:
+# the job may fill the disk. It traps the signals that end the job; a trapped signal is reset to its default
+# in children. A job that is told before its command has begun does not begin: the command would not know of
+# it.
 WRAPPER = """
-ended=$1; shift
+ended=$1 begun=$2; shift 2
 [ ! -e "$ended" ] || exit
-echo "    " > exit_code.new && echo $$ > group.new && mv group.new group || exit
+: > "$begun" && echo "    " > exit_code.new && echo $$ > group.new && mv group.new group || {
+    rm -f "$begun"
+    exit 1
+}
 (
     told=
     trap told=1 TERM INT HUP USR2
@@ -52,9 +56,9 @@ def prepare(root: str, key: str, port: int = 0, walls: Sequence[str] = ()) -> di
     place = make_place(root, key)
     if port:
         check_port(port)
-    others = (name for name in job_files.jobs_in(root) if name != key)
+    others = {*job_files.jobs_in(root), *marked_in(place["folder"])} - {key}
     return {
-        "running": [name for name in others if status(root, name)["state"] == "running"],
+        "running": [name for name in sorted(others) if status(root, name)["state"] == "running"],
         **place,
         "walls": _missing_for_walls(job_files.directory_of(root, key), walls) if walls else "",
     }
@@ -67,7 +71,7 @@ def make_place(root: str, key: str) -> dict[str, Any]:
     """
     directory = job_files.directory_of(root, key)
     folder = os.path.dirname(directory)
-    for path in (directory, *(job_files.path_in(root, name) for name in (job_files.ENDED, job_files.TOLD))):
+    for path in (directory, *(job_files.path_in(root, name) for name in job_files.OUTSIDE)):
         os.makedirs(path, mode=0o700, exist_ok=True)
     job_files.write_file(os.path.join(directory, job_files.PREPARED), "1\n")
     return {
@@ -132,12 +136,16 @@ def start(
                 return {"began": False}
             if any(processes_of(directory)):
                 raise RuntimeError(f"job {key} runs, but {directory} was removed: stop it")
+            ended, begun = job_files.tombstone_of(root, key), job_files.begun_file_of(root, key)
+            if job_files.exists(begun):
+                return {"began": False}
             try:
+                os.makedirs(os.path.dirname(begun), mode=0o700, exist_ok=True)
                 inherited = {name: text for name, text in os.environ.items() if not NOT_INHERITED.match(name)}
                 more = own_variables(root, key, files or {})
                 more["GPU_JOB_WORKING_DIR"] = os.path.abspath(working_dir)
                 started = subprocess.run(
-                    ["/bin/sh", "-c", WRAPPER, "sh", job_files.tombstone_of(root, key), *walls, *command],
+                    ["/bin/sh", "-c", WRAPPER, "sh", ended, begun, *walls, *command],
                     cwd=directory,
                     env=process_environment(inherited, walls, environment, directory, more),
                     stdin=subprocess.DEVNULL,

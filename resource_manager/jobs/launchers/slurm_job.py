@@ -74,6 +74,9 @@ def start(
                 f"the name {key} is taken by job {named[0]['id']} in {named[0]['directory']}: "
                 "end it or rename it"
             )
+        begun = job_files.begun_file_of(root, key)
+        if not ids and job_files.exists(begun):  # somebody has removed its directory
+            return {"began": False}
         if not ids:
             try:
                 slurm_script.write_program(root, key, command, environment, files, gpus)
@@ -83,7 +86,8 @@ def start(
             except (OSError, ValueError, slurm.RejectedError) as error:
                 ending.remove(root, key)
                 raise job_files.NotStartedError(str(error)) from error
-        job_files.write_file(os.path.join(directory, "submitted"), ids[0])
+        for path in (begun, os.path.join(directory, "submitted")):
+            job_files.write_file(path, ids[0])
     return {"began": True}
 
 
@@ -299,9 +303,11 @@ def _is_gone(directory: str) -> bool:
 
 def _id_of(directory: str) -> str | None:
     """Return the id of the job that runs or ran here, else of the one that was submitted."""
-    for name in (os.path.join("begun", "job"), "submitted"):
+    root, key = os.path.split(directory)
+    inside = (os.path.join(directory, name) for name in (os.path.join("begun", "job"), "submitted"))
+    for path in (*inside, job_files.begun_file_of(root, key)):
         with suppress(FileNotFoundError):
-            text = job_files.text_of(os.path.join(directory, name)).strip()
+            text = job_files.text_of(path).strip()
             if text:
                 return text
     return None

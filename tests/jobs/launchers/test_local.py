@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ sleepers = partial(processes_of_command, SLEEP)
 def launcher(tmp_path):
     launcher = LocalLauncher(str(tmp_path))
     yield launcher
-    for directory in tmp_path.iterdir():
+    for directory in filter(Path.is_dir, tmp_path.iterdir()):
         launcher.stop(directory.name, grace_s=0)
 
 
@@ -139,15 +140,37 @@ def test_stop_ends_processes_that_ignore_sigterm_and_closed_the_lock(launcher):
 
 
 def test_a_job_whose_folder_was_removed_is_not_started_again_and_is_ended_by_stop(launcher, tmp_path):
-    job = Job("j", ("/bin/sh", "-c", f"{SLEEP}; true"))
+    key = job_key("j", 1)
+    job = Job(key, ("/bin/sh", "-c", f"{SLEEP}; true"))
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_for(lambda: len(sleepers()) == 1)
+    shutil.rmtree(tmp_path / key)
+    assert (launcher.status(key).state, launcher.running()) == (JobState.RUNNING, [key])
+    with pytest.raises(LauncherError, match="of an earlier lease of this task still runs"):
+        launcher.prepare(Job(job_key("j", 2), ("true",)))
+    with pytest.raises(LauncherUnreachableError, match=r"job .* runs, but .* was removed: stop it"):
+        launcher.start(job)
+    assert len(sleepers()) == 1
+    assert launcher.status(key).state is JobState.RUNNING, "with its directory made again"
+    assert launcher.stop(key, grace_s=0), "it ran until then"
+    assert (sleepers(), launcher.running()) == ([], [])
+
+
+def test_a_job_whose_folder_was_removed_is_over_once_it_has_ended_and_not_started_again(launcher, tmp_path):
+    begun, job = tmp_path / "runs", Job("j", ("/bin/sh", "-c", f"echo ran >> {tmp_path / 'runs'}; {SLEEP}"))
     launcher.start(job)
     wait_for(lambda: len(sleepers()) == 1)
     shutil.rmtree(tmp_path / "j")
-    with pytest.raises(LauncherUnreachableError, match=r"job j runs, but .*/j was removed: stop it"):
-        launcher.start(job)
-    assert len(sleepers()) == 1
-    launcher.stop("j", grace_s=0)
-    assert sleepers() == []
+    for process in sleepers():
+        process.parent().kill()
+        process.kill()
+    wait_for(lambda: launcher.status("j").state is JobState.FINISHED)
+    assert launcher.status("j").exit_code is None
+    assert launcher.start(job) is False
+    assert begun.read_text() == "ran\n"
+    assert launcher.stop("j", grace_s=0) is False
+    assert launcher.status("j").state is JobState.ABSENT
 
 
 def test_a_job_has_its_grace_period_to_write_a_checkpoint(launcher, tmp_path):

@@ -114,6 +114,17 @@ class TestFaults:
         assert wait_until_ended(launcher, key) == JobStatus(JobState.FINISHED, 0)
         assert launcher.logs(key).text == "begun\n"
 
+    def test_a_job_whose_folder_was_removed_runs_once(self, launcher, key, slurm):
+        launcher.start(shell(key, "sleep 60"))
+        wait_for(lambda: said(launcher, key).state == "RUNNING")
+        shutil.rmtree(Path(launcher.root).expanduser() / key)
+        assert launcher.status(key).state is JobState.RUNNING
+        slurm.ask(f"scancel -n {key}")
+        assert wait_until_ended(launcher, key).state is JobState.FINISHED
+        wait_for(lambda: key not in slurm.ask("squeue -h -o %j"), 60.0)
+        assert launcher.start(shell(key, "sleep 60")) is False
+        assert launcher.stop(key, 0.0) is False
+
     def test_a_job_that_was_submitted_twice_runs_once(self, launcher, key, slurm):
         launcher.start(shell(key, "echo begun; sleep 2"))
         directory = f"{launcher.root}/{key}"
