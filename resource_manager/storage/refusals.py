@@ -12,6 +12,7 @@ from resource_manager import errors
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
 ANOTHER_STATE = "another state"
+CHECK_AND_RESET = "check which jobs still run and start over with a reset"
 START_AGAIN = "start this process again where the other state is the right one"
 
 
@@ -62,9 +63,16 @@ def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> errors.S
     return errors.StateUnconfirmedError(text, remaining_s=left_s, clock_jump_s=clock_jump_s)
 
 
+def torn(where: str, version: int) -> errors.StateLostError:
+    """Return the error for a state of which leases are gone without a change that ended them."""
+    return errors.StateLostError(
+        f"{where} has lost leases of its state (version {version}); restore its data, or {CHECK_AND_RESET}"
+    )
+
+
 def lost(where: str, version: int, present: object) -> errors.StateLostError:
     """Return the error for a state that is gone, another, or older than the version read from it before."""
-    kind, remedy = errors.StateLostError, "check which jobs still run and start over with a reset"
+    kind, remedy = errors.StateLostError, CHECK_AND_RESET
     if present == ANOTHER_STATE:  # a reset would end the leases of those who go on with it
         kind, remedy = errors.StateReplacedError, START_AGAIN
     return kind(

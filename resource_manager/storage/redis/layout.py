@@ -7,7 +7,7 @@ JSON as in the stream. A whole state is the inventory with these changes applied
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -213,6 +213,15 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
     except (ValueError, RecursionError, AttributeError) as error:
         raise CorruptStateError(f"the inventory in Redis is not JSON: {error}") from error
     return Inventory(version, snapshot.nodes, snapshot.retired, snapshot.adoptions)
+
+
+def lacks_leases(leases: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> bool:
+    """Return whether one of the other hashes is about a lease that is not there: its end leaves nothing.
+
+    Somebody deleted the key of the leases, or Redis dropped it. Leases that nobody renewed leave no trace.
+    """
+    known = frozenset(leases[::2])
+    return any(not known.issuperset(flat[::2]) for flat in others)
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:

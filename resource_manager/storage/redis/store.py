@@ -95,6 +95,8 @@ class RedisStore(Store):
         with refusals.reading(self._client.address):
             if answer[5] == b"state":
                 replica = self._whole_state(answer)
+                if layout.lacks_leases(answer[12], answer[13:15]):
+                    raise refusals.torn(self._client.address, answer[3])
             else:
                 assert replica is not None
                 self._catch_up(replica, answer)

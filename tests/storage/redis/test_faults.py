@@ -42,6 +42,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Renewal
+from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup
@@ -210,6 +211,21 @@ def test_remains_of_a_lost_state_do_not_affect_the_next(url: str, embedded_redis
     assert newcomer.history() == []
     add(newcomer, fresh, "d")
     assert [version for version, _ in newcomer.history()] == [1]
+
+
+def test_a_state_without_its_leases_is_a_lost_one(url: str, embedded_redis: RedisServer) -> None:
+    """A new process granted GPUs whose jobs ran, and nobody was told."""
+    store = opened(url)
+    cluster = started(store)
+    add(store, cluster, "a")
+    store.commit(cluster.version, lease_steps.renew(cluster, "a", store.now()), now=store.now())
+    embedded_redis.client().delete(RedisClient.from_url(url).key("leases"))
+    with pytest.raises(StateLostError, match=r"has lost leases of its state \(version 2\); restore its data"):
+        opened(url).refresh(None)
+    store.replace(first_state())
+    after = opened(url).refresh(None)
+    assert after is not None
+    add(store, after, "b")
 
 
 def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: RedisServer) -> None:
