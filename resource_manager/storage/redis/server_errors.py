@@ -35,7 +35,7 @@ _ADVICE = (
     ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
     ("as reply type byte", "it is no Redis: check its port"),
     ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
-    ("unknown command 'EVALSHA'", "it is a sentinel: its address begins with redis+sentinel://"),
+    ("unknown command 'EVALSHA'", "it has no EVALSHA: name a sentinel by redis+sentinel://, or do not rename the command"),
 )
 """Explanation of a server error by words in its text, from which the driver has often taken the code."""
 
@@ -44,7 +44,7 @@ _REFUSALS = {_WRONG_LOGIN, _NO_LOGIN, _NOT_ALLOWED}
 
 def error_of(error: redis.RedisError, address: str, namespace: str, timeout_s: float) -> errors.StoreError:
     """Return the one-line error for one of the driver, which waited for an answer for at most `timeout_s`."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).partition(", with args beginning")[0].split())
     if "WRONGTYPE" in text:
         return errors.CorruptStateError(
             f"{address}: a key of {{{namespace}}} has the wrong type; another program uses this namespace"
