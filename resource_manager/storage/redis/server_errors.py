@@ -35,7 +35,10 @@ _ADVICE = (
     ("BUSY", "a script keeps it busy: wait for it, or end it by SCRIPT KILL in redis-cli"),
     ("as reply type byte", "it is no Redis: check its port"),
     ("unknown command 'SENTINEL'", "it is no sentinel: name the sentinels, or its own redis:// URL"),
-    ("unknown command 'EVALSHA'", "it has no EVALSHA: name a sentinel by redis+sentinel://, or do not rename the command"),
+    (
+        "unknown command 'EVALSHA'",
+        "it has no EVALSHA: name sentinels as redis+sentinel://, else undo its renaming",
+    ),
 )
 """Explanation of a server error by words in its text, from which the driver has often taken the code."""
 

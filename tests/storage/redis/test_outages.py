@@ -76,7 +76,7 @@ def test_a_fault_is_named_with_what_to_do(
             "if it has TLS, its address begins with rediss://",
         ),
         (redis.ResponseError("unknown command 'SENTINEL'"), "it is no sentinel: name the sentinels"),
-        (redis.ResponseError("unknown command 'EVALSHA', with"), "it has no EVALSHA: name a sentinel by redis+sentinel:"),
+        (redis.ResponseError("unknown command 'EVALSHA', with"), "it has no EVALSHA: name sentinels as"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "it is still loading its data"),
         (
             redis.AuthenticationError("invalid username-password pair or user is disabled."),
