@@ -167,8 +167,19 @@ class EventData(ctypes.Structure):
     ]
 
 
-class LostError(Exception):
-    """GPU that has fallen off the bus."""
+OUT_OF_USE: dict[int, Gpu] = {GPU_IS_LOST: {"lost": True}, RESET_REQUIRED: {"recovery_action": "gpu reset"}}
+"""Code of NVML's answer to any question about a GPU -> what it says of the GPU."""
+
+OUT_OF_USE_IN_WORDS = {"is lost": OUT_OF_USE[GPU_IS_LOST], "requires reset": OUT_OF_USE[RESET_REQUIRED]}
+"""The same by what `nvidia-smi` writes in the place of a value, such as `[GPU is lost]`."""
+
+
+class OutOfUseError(Exception):
+    """GPU that has fallen off the bus, or answers nothing before it is reset; has NVML's code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class Nvml:
@@ -200,8 +211,8 @@ class Nvml:
         """Return whether the function wrote an answer; it did not if the library or the GPU lacks it."""
         function = getattr(self._library, name, None)
         code = function(*arguments) if function is not None else None
-        if code == GPU_IS_LOST:
-            raise LostError
+        if code in OUT_OF_USE:
+            raise OutOfUseError(code)
         return code == SUCCESS
 
     def _read(self, name: str, device: ctypes.c_void_p, kind: Any, *arguments: Any) -> Any:
@@ -242,10 +253,8 @@ class Nvml:
                 if whole["pci"] is not None and not migs:
                     links[len(found)] = (whole["pci"], connected)
                 found += migs or [whole]
-            elif code == GPU_IS_LOST:
-                found.append(gpu_of(number, lost=True, **self._seen.get(number, {})))
-            elif code == RESET_REQUIRED:
-                found.append(gpu_of(number, recovery_action="gpu reset"))
+            elif code in OUT_OF_USE:
+                found.append(gpu_of(number, **OUT_OF_USE[code], **self._seen.get(number, {})))
             else:
                 found.append(gpu_of(number, vendor_state=self._text_of(code)))
         for place, gpu in enumerate(found):
@@ -282,8 +291,8 @@ class Nvml:
             gpu["recovery_action"] = self._recovery_action(device)
             gpu["processes"] = self._processes(device)
             connected = self._nvlinks(device)
-        except LostError:
-            gpu["lost"] = True
+        except OutOfUseError as error:
+            gpu.update(OUT_OF_USE[error.code])
         return gpu, connected
 
     def _migs(self, device: ctypes.c_void_p, whole: Gpu) -> list[Gpu]:
@@ -317,8 +326,8 @@ class Nvml:
                         "processes": self._processes(mig),
                     }
                 )
-        except LostError:
-            whole["lost"] = True
+        except OutOfUseError as error:
+            whole.update(OUT_OF_USE[error.code])
             return []
         return found
 
@@ -412,8 +421,8 @@ class Nvml:
                 code = function(device, ctypes.byref(count), listed if size else None)
                 if code == SUCCESS:
                     return list(listed[: count.value])
-                if code == GPU_IS_LOST:
-                    raise LostError
+                if code in OUT_OF_USE:
+                    raise OutOfUseError(code)
                 if code != INSUFFICIENT_SIZE:
                     break
                 size = count.value + 8
@@ -445,7 +454,7 @@ class Nvml:
             if code == SUCCESS:
                 try:
                     self._pci_of[device.value] = self._pci(device)
-                except LostError:
+                except OutOfUseError:
                     continue
                 supported = ctypes.c_ulonglong()
                 self._library.nvmlDeviceGetSupportedEventTypes(device, ctypes.byref(supported))
@@ -572,7 +581,8 @@ def read_nvidia_smi(
         if len(row) != len(names):
             continue
         values = dict(zip(names, row))  # noqa: B905 - strict came with Python 3.10
-        driver = values["driver_version"]
+        states = [state for words, state in OUT_OF_USE_IN_WORDS.items() if any(words in cell for cell in row)]
+        driver = values["driver_version"] if values["driver_version"][:1] != "[" else driver
         pci = plain_pci(values["pci.bus_id"])
         reasons = values.get("clocks_throttle_reasons.active", "")
         bits = int(reasons, 16) if re.match(r"^0x[0-9a-fA-F]+$", reasons) else None
@@ -580,8 +590,8 @@ def read_nvidia_smi(
         found.append(
             gpu_of(
                 number_in(values["index"]),
-                uuid=values["uuid"],
-                type=plain_type(values["name"]),
+                uuid=values["uuid"] if re.match("^(GPU|MIG)-", values["uuid"]) else None,
+                type=plain_type(values["name"]) if values["name"][:1] != "[" else "",
                 pci=pci,
                 numa_node=numa_node_of(pci),
                 memory_mib=number_in(values["memory.total"]),
@@ -596,6 +606,7 @@ def read_nvidia_smi(
                 rows_pending=pending,
                 rows_failed=failed,
                 vendor_state=EMPTY_MIG if values.get("mig.mode.current") == "Enabled" else None,
+                **(states[0] if states else {}),
             )
         )
     if any(gpu["vendor_state"] for gpu in found):
@@ -603,6 +614,8 @@ def read_nvidia_smi(
     using = [row for row in read_csv(apps) if len(row) == 3]
     for place, gpu in enumerate(found):
         gpu["index"] = place
+        if gpu["lost"] or gpu["recovery_action"]:
+            continue  # of its processes nothing is known
         gpu["processes"] = [
             process_of(number_in(pid), number_in(memory))
             for uuid, pid, memory in using

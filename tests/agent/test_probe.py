@@ -182,6 +182,15 @@ def test_a_lost_gpu_is_reported_and_the_others_are_read(state: State) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"],
+)
+def test_a_gpu_that_answers_a_question_with_reset_required_needs_one(state: State, name: str) -> None:
+    state.write(gpu(0), machine=[f"fail {name} 16"])
+    assert [(found["recovery_action"], found["uuid"]) for found in gpus()] == [("gpu reset", uuid_of(0))]
+
+
 def test_a_gpu_that_needs_a_reset_or_permission_says_so(state: State) -> None:
     state.write(gpu(0), machine=["fail nvmlDeviceGetHandleByIndex_v2 16"])
     assert [found["recovery_action"] for found in gpus()] == ["gpu reset"]

@@ -105,6 +105,37 @@ def test_a_gpu_in_mig_mode_without_devices_says_so(texts: Path) -> None:
     assert found == [(uuid_of(0), None), (uuid_of(1), probe.EMPTY_MIG)]
 
 
+@pytest.mark.parametrize(
+    ("said", "lost", "action"),
+    [("[GPU is lost]", True, None), ("[GPU requires reset]", False, "gpu reset")],
+)
+def test_a_gpu_that_nvidia_smi_cannot_ask_is_out_of_use(
+    texts: Path, said: str, lost: bool, action: str | None
+) -> None:
+    """It names the GPU still, and says so in the place of what it measures: it passed as idle and healthy."""
+    healthy = (texts / "gpus").read_text().splitlines()[0]
+    uuid, cells = uuid_of(1), ", ".join([said] * 4)
+    whole = f"1, {uuid}, NVIDIA A100, 550.54.15, 00000000:0F:00.0, 81920, 0, {cells}, [N/A], 0x0"
+    (texts / "gpus").write_text(f"{whole}\n{healthy}\n{', '.join(['2', *[said] * 12])}\n")
+    report = probe_here()
+    first, second, third = report.gpus
+    assert [(each.lost, each.recovery_action) for each in report.gpus] == [
+        (lost, action),
+        (False, None),
+        (lost, action),
+    ]
+    assert (first.uuid, second.uuid, third.uuid) == (uuid, uuid_of(0), None)
+    assert (first.processes, third.type, report.driver) == (None, "", "550.54.15")
+
+
+@pytest.mark.parametrize("said", ["[Unknown Error]", "[N/A]", "ERR!"])
+def test_a_gpu_whose_uuid_cannot_be_read_hides_no_other(texts: Path, said: str) -> None:
+    """The report of the server was refused, so that it counted as silent with all of its GPUs."""
+    text = (texts / "gpus").read_text().splitlines()[0]
+    (texts / "gpus").write_text(f"{text}\n{text.replace(uuid_of(0), said)}\n")
+    assert [each.uuid for each in probe_here().gpus] == [uuid_of(0), None]
+
+
 def test_an_older_nvidia_smi_is_asked_for_less(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLD", "1")
     first, second = (found.model_dump() for found in probe_here().gpus)
