@@ -206,6 +206,8 @@ class _Reading:
         drained = self._state.drained
         reason = self._server_fault()
         if reason is not None:
+            if self._is_held(drained) and reason.startswith(UNKNOWN_UUID):
+                return  # it takes no leases, and the end of this fault would open it
             if drained is None or not drained.failed:
                 reason = reason[:MAX_SERVER_REASON]
                 if drained is not None and is_unsearched(drained):
@@ -213,6 +215,11 @@ class _Reading:
                 yield Drained(self._state.name, self._now, reason, failed=True)
         elif self._is_mismatch(drained) and not is_unsearched(drained) and self._counted(SERVER):
             yield Resumed(self._state.name, self._now)
+
+    @staticmethod
+    def _is_held(drained: Drained | None) -> bool:
+        """Return True if an operator, or a restore, closed the server, which no report opens."""
+        return drained is not None and not drained.failed and not is_unsearched(drained)
 
     @staticmethod
     def _is_mismatch(drained: Drained | None) -> bool:

@@ -480,6 +480,23 @@ def test_a_gpu_that_an_operator_drained_stays_closed_whatever_is_reported(servic
     assert service.closed == {}
 
 
+@pytest.mark.parametrize("drained_first", [True, False])
+def test_a_server_that_an_operator_drained_stays_closed_through_a_swap(
+    service: Service, drained_first: bool
+) -> None:
+    """Its GPUs were granted in the middle of the maintenance, once the agent saw the old ones again."""
+    if not drained_first:
+        service.report(gpu(0), gpu(5))
+    service.manager.drain("gpu-a", reason="GPU swap today, ask Ann")
+    service.report(gpu(0), gpu(5))
+    for _ in range(4):
+        service.report(gpu(0), gpu(1))
+    assert (service.server["drained"], service.server["drain_reason"]) == (True, "GPU swap today, ask Ann")
+    service.manager.resume("gpu-a")
+    service.report(gpu(0), gpu(5))
+    assert service.server["drain_reason"].startswith("unknown uuid; ")
+
+
 def test_a_worse_condition_replaces_the_reason_and_a_lesser_one_does_not(service: Service) -> None:
     service.report(gpu(0, rows_pending=True), gpu(1))
     service.report(gpu(0, rows_pending=True, rows_failed=True), gpu(1))
