@@ -224,7 +224,7 @@ class Grants:
             results = self._commits.run(
                 step,
                 answers_in,
-                once=repeats.of_grants(once, requests, view),
+                once=repeats.of_grants(once, requests, view, taken),
                 may_retry=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
             )
         except errors.LockTimeoutError as error:

@@ -5,7 +5,7 @@ A lease or pending request is answered as it is now; what else a change led to, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -27,14 +27,18 @@ LeaseView = Callable[[ClusterState, Lease], T]
 
 
 def of_grants(
-    once: Once | None, requests: Sequence[Request], view: LeaseView[T]
+    once: Once | None, requests: Sequence[Request], view: LeaseView[T], taken: Container[str] = ()
 ) -> Repeatable[list[tuple[Lease, T] | Refusal | None]] | None:
-    """Repeat with the leases that the requests got, or `AlreadyDoneError` if one of them has ended."""
+    """Repeat with the leases that the requests got or had, or `AlreadyDoneError` if one of them has ended.
+
+    The ids that are `taken` belong to other requests.
+    """
 
     def tokens(changes: Sequence[Change], cluster: ClusterState, now: float) -> dict[str, int]:
-        asked = {request.lease_id for request in requests}
-        leases = (change.lease for change in changes if isinstance(change, kinds.Granted))
-        return {lease.lease_id: lease.fencing_token for lease in leases if lease.lease_id in asked}
+        own = {request.lease_id for request in requests if request.lease_id not in taken}
+        granted = [change.lease for change in changes if isinstance(change, kinds.Granted)]
+        leases = [*(cluster.leases[lease_id] for lease_id in own & cluster.leases.keys()), *granted]
+        return {lease.lease_id: lease.fencing_token for lease in leases if lease.lease_id in own}
 
     def answer(
         cluster: ClusterState, now: float, tokens: dict[str, int]

@@ -113,6 +113,17 @@ def test_a_batch_answers_again_what_it_granted_and_what_not(manager: GPUResource
     assert isinstance(again[1], Refusal)
 
 
+def test_a_batch_answers_again_what_it_had_before(manager: GPUResourceManager) -> None:
+    """Who lost the first answer believed that the lease was not granted, and its GPUs stayed allocated."""
+    manager.try_allocate("had", 2)
+    manager.try_allocate("of another", 2)
+    batch = [{"task_id": name, "gpus": gpus} for name, gpus in (("had", 2), ("new", 2), ("of another", 3))]
+    first = manager.try_allocate_batch(batch, once=once())
+    again = manager.try_allocate_batch(batch, once=once())
+    assert first[:2] == again[:2]
+    assert [isinstance(each, Refusal) for each in again] == [False, False, True]
+
+
 def test_a_reset_is_made_once(manager: GPUResourceManager) -> None:
     manager.allocate("t", 2)
     manager.reset(once=once())
