@@ -83,7 +83,7 @@ def window_of(cluster: ClusterState, form: WindowForm, now: float) -> Window:
         raise InvalidRequestError("{until} ({}) is over already", as_text(end))
     if every_s is not None and end - begin >= every_s:
         raise InvalidRequestError("{until}: a window of every week must be shorter than a week")
-    if len(cluster.windows) >= MAX_WINDOWS:
+    if sum(window.occurrence(now) is not None for window in cluster.windows) >= MAX_WINDOWS:
         raise InvalidRequestError("there are {} windows already: remove some", MAX_WINDOWS)
     # Never given again, so that a removal that is repeated cannot meet another window.
     number = cluster.version + 1

@@ -18,6 +18,8 @@ from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import as_text
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager import maintenance_windows
+from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.storage.history_file import collect
 from resource_manager.storage.once import Once
@@ -151,3 +153,29 @@ def test_a_history_with_windows_leads_to_the_same_state(manager: GPUResourceMana
         cluster.apply(change)
     assert [type(change) for change in history.changes] == [MaintenanceChanged]
     assert cluster.windows[0].every_s == 604_800.0
+
+
+def test_a_lease_that_was_preempted_for_a_removed_window_runs_on(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.apply(ClusterForm.model_validate({"teams": {"t": {}}, "preemption": True}))
+    manager.submit("x", 2, team="t", preempt_grace=600, ttl=10_000)
+    window = manager.add_maintenance(form(clock.now + 10, clock.now + 500, preempt=True))
+    clock.now += 11
+    manager.expire_and_schedule()
+    assert [lease["state"] for lease in manager.leases()] == ["PREEMPTING"]
+    manager.remove_maintenance(window["id"])
+    assert [(lease["state"], lease["preempted_by"]) for lease in manager.leases()] == [("RUNNING", None)]
+
+
+def test_windows_that_are_over_leave_their_places_to_others(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance_windows, "MAX_WINDOWS", 2)
+    for number in range(2):
+        manager.add_maintenance(form(clock.now + 10, clock.now + 20 + number))
+    with pytest.raises(InvalidRequestError, match="there are 2 windows already"):
+        manager.add_maintenance(form(clock.now + 10, clock.now + 50))
+    clock.now += 30
+    manager.add_maintenance(form(clock.now + 10, clock.now + 50))
+    assert len(manager.maintenance()) == 1

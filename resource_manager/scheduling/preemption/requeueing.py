@@ -9,22 +9,25 @@ from dataclasses import replace
 from resource_manager.core.changes import Outcome, Preempting, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
+from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import KEY_SEPARATOR, Lease
 from resource_manager.core.runtimes import RAN, RESTARTS
 from resource_manager.scheduling.queue.runtime_limits import PREEMPTED_AFTER, count_of
 
 
 def taken_back(cluster: ClusterState, now: float) -> list[Preempting]:
-    """Return the ends of the preemptions for requests that do not wait any more.
+    """Return the ends of the preemptions for requests that do not wait any more, or windows that are gone.
 
     A job that was told meanwhile ends, and its request waits again; the others run on.
     """
+    windows = {window.preemptor for window in cluster.windows}
     return [
         Preempting(lease_id, lease.fencing_token, "", lease.preempt_until, now)
         for lease_id in sorted(cluster.preempting)
         if not (lease := cluster.leases[lease_id]).quarantined
         and lease.preempted_by not in cluster.pending
-        and not lease.preempted_by.startswith(KEY_SEPARATOR)
+        and lease.preempted_by not in windows
+        and (is_window(lease.preempted_by) or not lease.preempted_by.startswith(KEY_SEPARATOR))
     ]
 
 
