@@ -15,6 +15,7 @@ from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import misconfigured
 from resource_manager.core.search import (
     OUTDATED,
+    awaits_restore,
     closed_by_hand,
     closed_without_restore,
     is_searchable,
@@ -143,6 +144,10 @@ class Administration:
         check_text(reason=reason)
         if gpu is not None and failed:
             raise InvalidRequestError("{failed} is said of a whole server, not of one GPU")
+        if gpu is None and awaits_restore(Drained("", 0.0, reason)):
+            raise InvalidRequestError(
+                "{reason} {!r} is what a restore says of a server: use other words", reason
+            )
 
         def closed(cluster: ClusterState, name: str, now: float) -> list[Change]:
             if gpu is not None:

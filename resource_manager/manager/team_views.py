@@ -27,7 +27,8 @@ def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> N
         raise _wrong(name, field, reason)
     named = {team.name for team in teams.teams}
     for team in cluster.teams.teams:
-        holders = [name_of(lease) for lease in cluster.leases.values() if lease.request.team == team.name]
+        leases = (*cluster.leases.values(), *cluster.remainders.values())
+        holders = [name_of(lease) for lease in leases if lease.request.team == team.name]
         if team.name not in named and holders:
             raise _wrong(
                 team.name,

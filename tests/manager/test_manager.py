@@ -448,6 +448,17 @@ class TestValuesThatCouldNotBeReadBack:
 
 
 class TestServersAndHistory:
+    @pytest.mark.parametrize(
+        "reason", ["not searched for the cable yet", "fans; not searched", "older than the state of the art"]
+    )
+    def test_a_reason_that_reads_as_that_of_a_restore_is_refused(
+        self, manager: GPUResourceManager, reason: str
+    ) -> None:
+        """The search after a restore, or a reset, opened such a server."""
+        with pytest.raises(InvalidRequestError, match="is what a restore says of a server: use other words"):
+            manager.drain(0, reason=reason)
+        assert not manager.server(0)["drained"]
+
     def test_a_drained_server_keeps_its_leases_and_gets_no_new_ones(
         self, manager: GPUResourceManager
     ) -> None:

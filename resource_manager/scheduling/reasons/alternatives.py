@@ -89,6 +89,11 @@ def _variants(
         half_s = UNKNOWN_RUNTIME_S if runtime_s is None else runtime_s / 2
         yield f"an expected runtime of {half_s:.0f} s", replace(request, expected_runtime_s=half_s)
     if cluster.ledger is not None:
-        others = [team.name for team in cluster.teams.teams if team.name not in (request.team, UNNAMED)]
+        others = [
+            team.name
+            for team in cluster.teams.teams
+            if team.name not in (request.team, UNNAMED)
+            and (team.max_priority is None or request.priority <= team.max_priority)
+        ]
         for team in [name for name in others if not teams or name in teams][:MAX_TEAMS]:
             yield f"team {team}", replace(request, team=team)

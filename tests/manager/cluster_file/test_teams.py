@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from resource_manager.core.teams import Team, Teams, stated
 from resource_manager.errors import ClusterFileError, InvalidRequestError
 from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
 from resource_manager.manager.cluster_file.team_tables import TeamsTable
-from tests.builders import redefine
+from tests.builders import granted_lease, redefine
 
 GOOD = """
 preemption = true
@@ -107,3 +108,14 @@ def test_rules_that_the_state_contradicts_change_nothing(
     assert re.match(rf"{re.escape(str(path))}:{line}:\d+: teams\.", found)
     assert reason in found
     assert manager.snapshot() == before
+
+
+def test_a_team_stays_while_a_member_of_its_gang_is_held(tmp_path: Path) -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    nodes = [replace(node, address=node.name) for node in manager.inventory]
+    redefine(manager, nodes=nodes, teams=Teams((Team("vision"),)))
+    lease = granted_lease(manager.submit("x", 2, nodes=2, team="vision"))
+    manager.release_members("x", [0], fencing_token=lease["fencing_token"])
+    files = ClusterFiles([written(tmp_path, "[teams.a]\nguaranteed = 3\n")])
+    with pytest.raises(InvalidRequestError, match="the team is missing but holds leases"):
+        manager.apply(files.form)

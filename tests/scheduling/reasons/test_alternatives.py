@@ -68,6 +68,11 @@ def test_another_team_has_what_this_one_may_not_hold() -> None:
     cluster = busy()
     cluster.apply(TeamsChanged(Teams((Team("small", limit=1), Team("large"))), 0.0))
     assert found(cluster, Request("w", 2, team="small"))["team large"] == 10.0
+    bounded = Teams((Team("small", limit=1), Team("large", max_priority=0)))
+    cluster.apply(TeamsChanged(bounded, 0.0))
+    assert "team large" not in found(cluster, Request("w", 2, team="small", priority=1)), (
+        "it is refused there"
+    )
 
 
 def test_what_the_caller_may_not_ask_for_is_not_named() -> None:
