@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, ER
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -34,6 +34,9 @@ from resource_manager.storage.sql.dialect import (
 from resource_manager.storage.sql.views import MYSQL
 
 TIMEOUT_S = 5
+
+SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
+"""Of each session: by a server's own, an empty text may be NULL, or a statement be of another language."""
 
 MAX_PREPARED = 4
 """Changes and keys beyond which a commit is not prepared: a server keeps a limited number of statements."""
@@ -98,7 +101,7 @@ class MySQL(Dialect):
                 "write_timeout": TIMEOUT_S,
                 "charset": "utf8mb4",
                 "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-                "init_command": "SET time_zone = '+00:00', "
+                "init_command": f"SET time_zone = '+00:00', sql_mode = '{SQL_MODE}', "
                 f"innodb_lock_wait_timeout = {LOCK_WAIT_S}, lock_wait_timeout = {LOCK_WAIT_S} "
                 f"/*M! , idle_transaction_timeout = {IDLE_S} */; "  # MySQL has none
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
@@ -175,7 +178,12 @@ def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     cursor = connection.cursor()
     if name is None:
         name = f"commit_{len(prepared)}"
-        cursor.execute(f"PREPARE {name} FROM %s", (text,))
+        try:
+            cursor.execute(f"PREPARE {name} FROM %s", (text,))
+        except pymysql.Error as error:
+            if error.args[0] != ER.MAX_PREPARED_STMT_COUNT_REACHED:  # by anybody on that server
+                raise
+            return bool(execute(dialect, connection, block, values).rowcount > 0)
         prepared[text] = name
     try:
         cursor.execute(f"EXECUTE {name} USING {parameters}", values)

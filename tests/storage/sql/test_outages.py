@@ -26,6 +26,7 @@ from resource_manager.storage.sql import database, dialect, mysql
 from resource_manager.storage.sql import postgresql as postgresql_module
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
+from tests.builders import granted_lease
 from tests.eventually import wait_for
 from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage.test_contract import fresh
@@ -269,6 +270,27 @@ def test_a_state_too_large_for_mysql_says_what_to_raise(mariadb: MariaDB) -> Non
             store.initialise(first_state(1000))
     finally:
         mariadb.sql(f"SET GLOBAL max_allowed_packet = {limit}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_prepared_stmt_count", 0), ("sql_mode", "'EMPTY_STRING_IS_NULL'"), ("sql_mode", "'ORACLE'")],
+)
+def test_a_setting_of_mariadb_that_others_need_changes_nothing(
+    mariadb: MariaDB, setting: str, value: object
+) -> None:
+    """Without prepared statements nothing was released; an empty text as NULL ended in a traceback."""
+    url, before = mariadb.fresh_url(), mariadb.sql(f"SELECT @@GLOBAL.{setting}").strip()
+    mariadb.sql(f"SET GLOBAL {setting} = {value}")
+    try:
+        with GPUResourceManager.from_url(url, inventory=default_inventory(1)) as manager:
+            lease = granted_lease(manager.submit("t", 2))
+            manager.renew("t", fencing_token=lease["fencing_token"])
+            assert manager.release("t", fencing_token=lease["fencing_token"])
+        with GPUResourceManager.from_url(url) as manager:
+            assert manager.leases() == []
+    finally:
+        mariadb.sql(f"SET GLOBAL {setting} = " + (before if before.isdecimal() else f"'{before}'"))
 
 
 @pytest.mark.parametrize(("encoding", "takes"), [("UTF8", True), ("SQL_ASCII", True), ("LATIN1", False)])
