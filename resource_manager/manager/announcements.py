@@ -62,6 +62,8 @@ class Announcements:
         """
         request = request_of(self._commits, Demand.of(lease_id, gpus, cpus, prefer_server, **options))
         check_names({"after": after})
+        if type(copies) is not int:  # else no other process could read the state
+            raise InvalidRequestError("{copies} must be a whole number, got {!r}", copies)
         if len(after) > MAX_AFTER or not 0 <= copies <= MAX_COPIES:
             text = "{after} may have {} ids and {copies} must be from 0 to {:,}, got {} and {:,}"
             raise InvalidRequestError(text, MAX_AFTER, MAX_COPIES, len(after), copies)

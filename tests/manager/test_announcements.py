@@ -12,6 +12,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core import announced as limits
 from resource_manager.core.announced import MAX_ANNOUNCED, MAX_OF_RUN
 from resource_manager.core.models import Lease
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager import forecasts
 from resource_manager.manager.serializers import coming_in_words
 from tests.builders import Clock, present
@@ -82,6 +83,12 @@ def test_two_thousand_mapped_tasks_are_one_and_served_by_the_first(manager: GPUR
     assert coming_in_words([each], 0.0) == "at an unknown time 4000 more GPUs will be asked for"
     manager.submit(lease("map/1999"), 2, labels={**labels("map"), "map_index": "1999"})
     assert names(manager) == []
+
+
+@pytest.mark.parametrize("copies", [2.5, "3", True])
+def test_a_number_of_copies_that_no_store_keeps_is_refused(manager: GPUResourceManager, copies: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="copies must be a whole number"):
+        announce(manager, "map", copies=copies)
 
 
 def test_what_will_not_run_is_withdrawn_and_told_with_the_reason(manager: GPUResourceManager) -> None:
