@@ -193,12 +193,12 @@ def test_a_wait_that_ends_before_the_trigger_looks_counts(asks, manager):
 
 def test_the_next_triggerer_goes_on_with_the_job_that_runs(asks, manager, notes, tmp_path):
     goes_on = tmp_path / "goes-on"
-    trigger = asks(f"echo begins >> {tmp_path}/begun; until [ -e {goes_on} ]; do sleep 0.05; done; echo over")
-    until(trigger, lambda: (tmp_path / "begun").exists() and "job_log_place" in notes)
+    trigger = asks(f"echo begins >> {tmp_path}/runs; until [ -e {goes_on} ]; do sleep 0.05; done; echo over")
+    until(trigger, lambda: (tmp_path / "runs").exists() and "job_log_place" in notes)
     assert len(manager.leases()) == 1
     goes_on.touch()
     assert fire(again(trigger))["last_line"] == "over"
-    assert (tmp_path / "begun").read_text() == "begins\n"
+    assert (tmp_path / "runs").read_text() == "begins\n"
 
 
 @pytest.mark.parametrize("step", ["release", "fire"])

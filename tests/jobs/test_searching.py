@@ -14,6 +14,7 @@ import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.report_format import read_report
+from resource_manager.core.changes import Drained
 from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, job_key, open_at
@@ -148,7 +149,11 @@ def place_elsewhere(fleet: Restored, **changed: Any) -> None:
     lease = fleet.manager.allocate_resources("second", 1, 1, quarantine=True)
     assert lease is not None
     fleet.manager.place_job("second", [elsewhere], fencing_token=lease["fencing_token"])
-    fleet.manager.drain("gpu-a", reason="not searched since the restore of the backup of noon")
+    now, store = fleet.clock.now, fleet.manager.store
+    version = fleet.manager.read(lambda cluster, _: cluster.version)
+    store.commit(
+        version, [Drained("gpu-a", now, "not searched since the restore of the backup of noon")], now=now
+    )
 
 
 @pytest.mark.parametrize(
