@@ -182,6 +182,13 @@ class OutOfUseError(Exception):
         self.code = code
 
 
+def take_out_of_use(gpu: Gpu, code: int) -> None:
+    """Note what this code of NVML's says of a GPU, unless a graver recovery action is known."""
+    for name, value in OUT_OF_USE[code].items():
+        if gpu[name] in (None, False, "none"):
+            gpu[name] = value
+
+
 class Nvml:
     """NVML, opened; raises `OSError` if there is no such library, `ProbeError` if it does not work."""
 
@@ -292,7 +299,7 @@ class Nvml:
             gpu["processes"] = self._processes(device)
             connected = self._nvlinks(device)
         except OutOfUseError as error:
-            gpu.update(OUT_OF_USE[error.code])
+            take_out_of_use(gpu, error.code)
         return gpu, connected
 
     def _migs(self, device: ctypes.c_void_p, whole: Gpu) -> list[Gpu]:
@@ -327,7 +334,7 @@ class Nvml:
                     }
                 )
         except OutOfUseError as error:
-            whole.update(OUT_OF_USE[error.code])
+            take_out_of_use(whole, error.code)
             return []
         return found
 

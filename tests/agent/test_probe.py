@@ -191,6 +191,11 @@ def test_a_gpu_that_answers_a_question_with_reset_required_needs_one(state: Stat
     assert [(found["recovery_action"], found["uuid"]) for found in gpus()] == [("gpu reset", uuid_of(0))]
 
 
+def test_a_graver_recovery_action_is_not_lessened(state: State) -> None:
+    state.write(gpu(0, "recovery 2"), machine=["fail nvmlDeviceGetComputeRunningProcesses_v3 16"])
+    assert [found["recovery_action"] for found in gpus()] == ["node reboot"]
+
+
 def test_a_gpu_that_needs_a_reset_or_permission_says_so(state: State) -> None:
     state.write(gpu(0), machine=["fail nvmlDeviceGetHandleByIndex_v2 16"])
     assert [found["recovery_action"] for found in gpus()] == ["gpu reset"]
